@@ -1,0 +1,30 @@
+# Two commands to know: `make lab` and `make test`. The first use of any sets up .venv.
+PYTHON ?= python3
+export TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+RUN = .venv/bin/python -m
+
+.PHONY: lab test grade check build bench soak setup
+
+lab: setup
+	@$(RUN) course lab
+test: setup
+	@$(RUN) pytest -q
+grade: setup
+	@$(RUN) course grade $(N)
+check: setup
+	@$(RUN) ruff check . && $(RUN) ruff format --check . && $(RUN) basedpyright && $(RUN) pytest -q tests/test_floors.py && $(RUN) course build --check
+build: setup
+	@$(RUN) course build
+bench: setup
+	@for file in benchmarks/*.py; do .venv/bin/python $$file || exit 1; done
+soak: setup
+	@.venv/bin/python tests/soak.py
+setup: .venv/ready
+
+# The stamp holds the folder that .venv was made for: one that was moved or copied
+# would still import the old tree.
+ifneq "$(shell cat .venv/ready 2>/dev/null)" "$(CURDIR)"
+.PHONY: .venv/ready
+endif
+.venv/ready: pyproject.toml
+	@$(PYTHON) course/bootstrap.py

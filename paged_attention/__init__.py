@@ -1,0 +1,51 @@
+"""PagedAttention, small and exact: blocks, tables, sharing, kernels, a scheduler.
+
+Names are loaded when they are first used, so that `import paged_attention` needs
+neither torch nor Triton nor a GPU.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paged_attention.allocator import BlockAllocator
+    from paged_attention.block import KVBlock, num_blocks_for
+    from paged_attention.config import CacheConfig
+    from paged_attention.errors import (
+        DoubleFreeError,
+        OutOfBlocksError,
+        SharedBlockError,
+    )
+    from paged_attention.kv_cache import KVCache
+
+_MODULE_OF = {
+    "BlockAllocator": "allocator",
+    "CacheConfig": "config",
+    "DoubleFreeError": "errors",
+    "KVBlock": "block",
+    "KVCache": "kv_cache",
+    "OutOfBlocksError": "errors",
+    "SharedBlockError": "errors",
+    "num_blocks_for": "block",
+}
+
+__all__ = [
+    "BlockAllocator",
+    "CacheConfig",
+    "DoubleFreeError",
+    "KVBlock",
+    "KVCache",
+    "OutOfBlocksError",
+    "SharedBlockError",
+    "num_blocks_for",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'paged_attention' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

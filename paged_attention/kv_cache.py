@@ -1,0 +1,168 @@
+"""The memory of all keys and values: one allocation, cut into blocks.
+
+A slot is the place of one token: slot = block_id * block_size + offset. Who owns
+which block is not known here (`allocator`), nor which sequence it belongs to
+(`block_table`): this file only writes, copies and reads where it is told.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from paged_attention.config import CacheConfig
+
+# Where torch puts the start of an allocation: a multiple of this many bytes
+# (64 on a CPU; CUDA's caching allocator gives 512).
+BASE_ALIGNMENT = 64
+
+
+class KVCache:
+    """Keys and values of num_blocks blocks in every layer, allocated once.
+
+    The layout is [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]:
+    a token's key is one contiguous row in its layer, and a block id means the same
+    place in each layer. Freshly made it is zeros; a block that was used before keeps
+    what was in it.
+
+    Ids and slots are checked where that is free: on the CPU. A CUDA tensor is not
+    read back for it.
+    """
+
+    def __init__(self, config: CacheConfig, device: str | torch.device = "cpu") -> None:
+        if config.num_blocks < 1:
+            raise ValueError(f"num_blocks must be >= 1, got {config.num_blocks}")
+        self.config = config
+        self._data = torch.zeros(
+            config.num_layers,
+            2,
+            config.num_blocks,
+            config.block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            dtype=getattr(torch, config.dtype),
+            device=device,
+        )
+
+    @property
+    def block_alignment(self) -> int:
+        """Every block starts at a multiple of this many bytes, in each layer.
+
+        A power of two, at most BASE_ALIGNMENT. A kernel loads 16 bytes at once only
+        if this is at least 16.
+        """
+        stride_bytes = self.key_cache(0).stride(0) * self._data.element_size()
+        return math.gcd(BASE_ALIGNMENT, stride_bytes)
+
+    def key_cache(self, layer: int) -> Tensor:
+        """A view: [num_blocks, block_size, num_kv_heads, head_dim], contiguous."""
+        return self._data[self._layer(layer), 0]
+
+    def value_cache(self, layer: int) -> Tensor:
+        """A view: [num_blocks, block_size, num_kv_heads, head_dim], contiguous."""
+        return self._data[self._layer(layer), 1]
+
+    def write(
+        self, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Put each token's key and value into its slot.
+
+            key, value    [num_tokens, num_kv_heads, head_dim]   the cache's dtype
+            slot_mapping  [num_tokens]   int64; -1 skips the token
+
+        Raises ValueError, before anything is written, for a wrong shape or dtype or a
+        slot outside the cache. Two tokens in one slot: either may win.
+        """
+        layer = self._layer(layer)
+        self._check_rows("key", key, slot_mapping)
+        self._check_rows("value", value, slot_mapping)
+        if slot_mapping.dtype != torch.int64:
+            raise ValueError(f"slot_mapping must be int64, got {slot_mapping.dtype}")
+        num_slots = self.config.num_blocks * self.config.block_size
+        if slot_mapping.device.type == "cpu":
+            wrong = slot_mapping[(slot_mapping < -1) | (slot_mapping >= num_slots)]
+            if len(wrong):
+                last = num_slots - 1
+                raise ValueError(f"slot must be in -1 … {last}, got {int(wrong[0])}")
+        kept = slot_mapping >= 0
+        slots = slot_mapping[kept]
+        rows = self._data[layer].flatten(1, 2)  # [2, num_slots, heads, head_dim]
+        rows[0].index_copy_(0, slots, key[kept])
+        rows[1].index_copy_(0, slots, value[kept])
+
+    def copy_blocks(
+        self, pairs: Iterable[tuple[int, int]], into: "KVCache | None" = None
+    ) -> None:
+        """Copy whole blocks, (source, destination), as if one after the other.
+
+        So [(0, 1), (1, 2)] puts block 0 into 1 and into 2. All layers, keys and
+        values. With `into`, sources are read here and destinations written there, in
+        a cache of the same shape on any device: that is how blocks are swapped.
+        """
+        target = self if into is None else into
+        if target._block_shape != self._block_shape:
+            raise ValueError(
+                f"into must have blocks of shape {self._block_shape}, "
+                f"got {target._block_shape}"
+            )
+        origin: dict[int, int] = {}  # destination -> where its content is now
+        for source, destination in pairs:
+            self._check_block(source)
+            target._check_block(destination)
+            chained = target is self and source in origin
+            origin[destination] = origin[source] if chained else source
+        if not origin:
+            return
+        sources = torch.tensor(list(origin.values()), device=self._data.device)
+        destinations = torch.tensor(list(origin), device=target._data.device)
+        content = self._data.index_select(2, sources).to(target._data.device)
+        target._data.index_copy_(2, destinations, content)
+
+    def gather(
+        self, layer: int, block_ids: Sequence[int], seq_len: int
+    ) -> tuple[Tensor, Tensor]:
+        """Copies of the first seq_len keys and values of a sequence, in order.
+
+        block_ids  its physical blocks; those beyond seq_len are ignored
+        result     two tensors [seq_len, num_kv_heads, head_dim]
+        """
+        layer = self._layer(layer)
+        held = len(block_ids) * self.config.block_size
+        if not 0 <= seq_len <= held:
+            raise ValueError(f"seq_len must be in 0 … {held}, got {seq_len}")
+        num_blocks = -(-seq_len // self.config.block_size)
+        for block_id in block_ids[:num_blocks]:
+            self._check_block(block_id)
+        index = torch.tensor(
+            block_ids[:num_blocks], dtype=torch.int64, device=self._data.device
+        )
+        blocks = self._data[layer].index_select(1, index)
+        key, value = blocks.flatten(1, 2)[:, :seq_len]
+        return key, value
+
+    @property
+    def _block_shape(self) -> tuple[object, ...]:
+        config = self.config
+        sizes = (config.num_layers, config.block_size, config.num_kv_heads)
+        return (*sizes, config.head_dim, config.dtype)
+
+    def _layer(self, layer: int) -> int:
+        if not 0 <= layer < self.config.num_layers:
+            last = self.config.num_layers - 1
+            raise IndexError(f"layer must be in 0 … {last}, got {layer}")
+        return layer
+
+    def _check_block(self, block_id: int) -> None:
+        if not 0 <= block_id < self.config.num_blocks:
+            last = self.config.num_blocks - 1
+            raise ValueError(f"block_id must be in 0 … {last}, got {block_id}")
+
+    def _check_rows(self, name: str, rows: Tensor, slot_mapping: Tensor) -> None:
+        config = self.config
+        expected = [len(slot_mapping), config.num_kv_heads, config.head_dim]
+        if list(rows.shape) != expected or rows.dtype != self._data.dtype:
+            raise ValueError(
+                f"{name} must be {expected} {self._data.dtype}, "
+                f"got {list(rows.shape)} {rows.dtype}"
+            )
