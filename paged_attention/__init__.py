@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paged_attention.allocator import BlockAllocator
     from paged_attention.block import KVBlock, num_blocks_for
+    from paged_attention.block_table import BlockTable
     from paged_attention.config import CacheConfig
     from paged_attention.errors import (
         DoubleFreeError,
@@ -17,26 +18,36 @@ if TYPE_CHECKING:
         SharedBlockError,
     )
     from paged_attention.kv_cache import KVCache
+    from paged_attention.prefix_cache import PrefixCache
+    from paged_attention.sharing import copy_on_write, fork
 
 _MODULE_OF = {
     "BlockAllocator": "allocator",
+    "BlockTable": "block_table",
     "CacheConfig": "config",
     "DoubleFreeError": "errors",
     "KVBlock": "block",
     "KVCache": "kv_cache",
     "OutOfBlocksError": "errors",
+    "PrefixCache": "prefix_cache",
     "SharedBlockError": "errors",
+    "copy_on_write": "sharing",
+    "fork": "sharing",
     "num_blocks_for": "block",
 }
 
 __all__ = [
     "BlockAllocator",
+    "BlockTable",
     "CacheConfig",
     "DoubleFreeError",
     "KVBlock",
     "KVCache",
     "OutOfBlocksError",
+    "PrefixCache",
     "SharedBlockError",
+    "copy_on_write",
+    "fork",
     "num_blocks_for",
 ]
 

@@ -6,26 +6,42 @@ The seed is printed; to repeat a failure: .venv/bin/python tests/soak.py SEED
 import random
 import sys
 
+from memory_model import Memory, random_step
 from pool_model import PoolModel
 
 from paged_attention.allocator import BlockAllocator
 
 NUM_OPERATIONS = 1_000_000
+OPERATIONS_PER_POOL = 1_000  # small pools, often anew: the borders are where bugs are
 
 
 def main() -> None:
     seed = int(sys.argv[1]) if len(sys.argv) > 1 else random.randrange(2**32)
-    print(f"allocator: {NUM_OPERATIONS:,} operations, seed {seed}", flush=True)
-    rng = random.Random(seed)
-    for done in range(NUM_OPERATIONS):
-        if done % 1_000 == 0:  # small pools, often anew: the borders are where bugs are
-            model = PoolModel(BlockAllocator(rng.randint(1, 8)))
-        one_operation(model, rng)
-        model.check()
+    for soak in (allocator, tables_and_prefix_cache):
+        print(
+            f"{soak.__name__}: {NUM_OPERATIONS:,} operations, seed {seed}", flush=True
+        )
+        soak(random.Random(seed))
     print("no violation")
 
 
-def one_operation(model: PoolModel, rng: random.Random) -> None:
+def allocator(rng: random.Random) -> None:
+    for _ in range(NUM_OPERATIONS // OPERATIONS_PER_POOL):
+        model = PoolModel(BlockAllocator(rng.randint(1, 8)))
+        for _ in range(OPERATIONS_PER_POOL):
+            pool_operation(model, rng)
+            model.check()
+
+
+def tables_and_prefix_cache(rng: random.Random) -> None:
+    for _ in range(NUM_OPERATIONS // OPERATIONS_PER_POOL):
+        memory = Memory(num_blocks=rng.randint(1, 10), block_size=rng.randint(1, 5))
+        for _ in range(OPERATIONS_PER_POOL):
+            random_step(memory, rng)
+            memory.check()
+
+
+def pool_operation(model: PoolModel, rng: random.Random) -> None:
     num_blocks = len(model.counts)
     match rng.randrange(5):
         case 0:

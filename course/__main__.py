@@ -1,0 +1,7 @@
+"""`python -m course` is `course`."""
+
+import sys
+
+from course.cli import main
+
+sys.exit(main())

@@ -1,0 +1,245 @@
+"""The command line: `course grade 4` and its siblings.
+
+Exit codes: 0 all asked is well, 1 some of it is not, 2 wrong usage, 3 the grader itself
+failed. What a command needs is imported when it runs, so that `course` starts at once.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from course.arguments import make_parser
+from course.manifest import ROOT, Chapter, Manifest, UnknownChapterError, load
+from course.terminal import Out
+
+OK, FAILED, USAGE, GRADER_FAILED = 0, 1, 2, 3
+
+
+class UsageError(Exception):
+    """What was asked for does not exist; the message says what does."""
+
+
+class Session:
+    """One call of `course`: what was typed, and what all commands share."""
+
+    def __init__(self, options: argparse.Namespace, root: Path) -> None:
+        self.options = options
+        self.root = root
+        self.out = Out()
+
+    @property
+    def manifest(self) -> Manifest:
+        return load(self.root)
+
+    def chapters(self) -> list[Chapter]:
+        """The chapters that were asked for, each once; all of them if none was."""
+        asked = [self.manifest.chapter(which) for which in self.options.chapters]
+        return list(dict.fromkeys(asked)) or list(self.manifest.chapters)
+
+    def exercise(self, which: str) -> Chapter:
+        chapter = self.manifest.chapter(which)
+        if not chapter.exercise:
+            having = ", ".join(c.id for c in self.manifest.chapters if c.exercise)
+            raise UsageError(
+                f"chapter {chapter.id} has no exercise; these have one: {having}"
+            )
+        return chapter
+
+
+def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if options.command is None:
+        parser.print_help()
+        return USAGE
+    try:
+        return COMMANDS[options.command](Session(options, root))
+    except (UnknownChapterError, UsageError) as error:
+        print(f"course: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `course status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _grade(session: Session) -> int:
+    from course.progress import Progress
+    from course.report import Reading
+
+    options = session.options
+    tasks, exercises = _asked(session)
+    target = _target(options.target, session.root)
+    if target.is_file() and len(exercises) > 1:
+        raise UsageError(f"{target} is one file: name the exercise that it answers")
+    session.out.transient("grading …")
+    try:
+        from course import grader
+
+        ids = [chapter.id for chapter in exercises]
+        report = grader.grade(ids, target, root=session.root)
+    except Exception as error:
+        return _grader_failed(error)
+    if target == session.root / "exercises":
+        Progress(session.root).record(exercises, report)
+    shown = "" if target == session.root / "exercises" else options.target
+    Reading(session.out, session.root, tasks, shown).render(report)
+    if options.json is not None:
+        _write_json(options.json, report.to_json())
+    if not tasks:
+        return OK if report.ok else FAILED
+    results = [t for exercise in report.exercises for t in exercise.tasks]
+    done = {task.id for task in results if task.status == "passed"}
+    return OK if tasks <= done else FAILED
+
+
+def _asked(session: Session) -> tuple[set[str], list[Chapter]]:
+    """What to show (task ids; empty: all) and which exercises to run for it."""
+    tasks: set[str] = set()
+    exercises: dict[Chapter, None] = {}
+    for which in session.options.chapters:
+        if "." in which:
+            tasks.add(session.manifest.task(which).id)
+            exercises[session.manifest.chapter_of(which)] = None
+        else:
+            exercises[session.exercise(which)] = None
+    if tasks:
+        # `grade 3 4.1` shows all of 3 and one task of 4
+        for which in session.options.chapters:
+            if "." not in which:
+                tasks |= {task.id for task in session.exercise(which).tasks}
+    having = [c for c in session.manifest.chapters if c.exercise]
+    return tasks, [c for c in having if c in exercises] or having
+
+
+def _target(text: str, root: Path) -> Path:
+    if not text:
+        return root / "exercises"
+    if text in ("solutions", "exercises"):
+        return root / text
+    path = Path(text).resolve()
+    if not path.exists():
+        raise UsageError(f"--target: there is no {text}; solutions or a path is wanted")
+    return path
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json: {path}: {error.strerror}") from None
+
+
+def _grader_failed(error: Exception) -> int:
+    import traceback
+
+    print("course: the grader itself failed; nothing was graded", file=sys.stderr)
+    if type(error).__name__ == "GraderError":
+        print(error, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    print("`course doctor` may know why", file=sys.stderr)
+    return GRADER_FAILED
+
+
+def _build(session: Session) -> int:
+    from course.build import build
+
+    options, out = session.options, session.out
+    if not options.check:
+        failures = build(session.chapters(), out.log, stubs_only=options.stubs)
+        return FAILED if failures else OK
+    from course.build_check import check
+
+    findings = check(session.chapters())
+    for note in findings.notes:
+        out.log(f"note: {note}", "yellow")
+    for problem in findings.problems:
+        out.log(problem, "red")
+    if not findings.problems:
+        out.line("notebooks and stubs are what their sources give")
+    return FAILED if findings.problems else OK
+
+
+def _status(session: Session) -> int:
+    from course import learner
+    from course.progress import Progress
+
+    return learner.status(session.manifest, Progress(session.root), session.out)
+
+
+def _hint(session: Session) -> int:
+    from course import learner
+    from course.progress import Progress
+
+    which = session.options.task
+    if "." not in which:
+        tasks = session.exercise(which).tasks
+        listed = "\n".join(f"  course hint {task.id}   {task.title}" for task in tasks)
+        raise UsageError(f"a hint for which task?\n{listed}")
+    task = session.manifest.task(which)
+    chapter = session.manifest.chapter_of(which)
+    return learner.hint(chapter, task, Progress(session.root), session.out)
+
+
+def _reset(session: Session) -> int:
+    from course import learner
+
+    return learner.reset(session.exercise(session.options.chapter), session.out)
+
+
+def _solution(session: Session) -> int:
+    from course import learner
+    from course.progress import Progress
+
+    chapter = session.exercise(session.options.chapter)
+    progress, anyway = Progress(session.root), session.options.anyway
+    return learner.solution(chapter, progress, session.out, anyway)
+
+
+def _doctor(session: Session) -> int:
+    from course.doctor import examine
+
+    return OK if examine(session.root, session.out) else FAILED
+
+
+def _lab(session: Session) -> int:
+    from course.lab import serve
+
+    options = session.options
+    chapter = session.manifest.chapter(options.chapter)
+    return serve(chapter, session.out, options.host, options.port, options.browser)
+
+
+def _get_model(session: Session) -> int:
+    from course.get_model import ModelError, get_model
+
+    try:
+        get_model(session.root, session.out.line, force=session.options.force)
+    except ModelError as error:
+        print(f"course get-model: {error}", file=sys.stderr)
+        return FAILED
+    return OK
+
+
+COMMANDS: dict[str, Callable[[Session], int]] = {
+    "grade": _grade,
+    "status": _status,
+    "hint": _hint,
+    "reset": _reset,
+    "solution": _solution,
+    "doctor": _doctor,
+    "lab": _lab,
+    "get-model": _get_model,
+    "build": _build,
+}

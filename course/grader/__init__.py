@@ -1,0 +1,68 @@
+"""The grader. Tests import their words from here; the command line imports grade().
+
+Names are loaded when first used: a worker, which is the learner's process, imports
+modules of this package and must not drag pytest along.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from course.grader.claims import (
+        expect,
+        expect_close,
+        expect_raises,
+        expect_that,
+        in_worker,
+        not_verified,
+        rewrite_history,
+        task,
+    )
+    from course.grader.errors import GraderError
+    from course.grader.grading import grade, grade_variants
+    from course.grader.hidden import Hidden
+    from course.grader.report import ExerciseResult, Failure, Report, TaskResult
+
+_MODULE_OF = {
+    "ExerciseResult": "report",
+    "Failure": "report",
+    "GraderError": "errors",
+    "Hidden": "hidden",
+    "Report": "report",
+    "TaskResult": "report",
+    "expect": "claims",
+    "expect_close": "claims",
+    "expect_raises": "claims",
+    "expect_that": "claims",
+    "grade": "grading",
+    "grade_variants": "grading",
+    "in_worker": "claims",
+    "not_verified": "claims",
+    "rewrite_history": "claims",
+    "task": "claims",
+}
+
+__all__ = [
+    "ExerciseResult",
+    "Failure",
+    "GraderError",
+    "Hidden",
+    "Report",
+    "TaskResult",
+    "expect",
+    "expect_close",
+    "expect_raises",
+    "expect_that",
+    "grade",
+    "grade_variants",
+    "in_worker",
+    "not_verified",
+    "rewrite_history",
+    "task",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'course.grader' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

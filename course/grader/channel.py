@@ -1,0 +1,117 @@
+"""One socket to one worker: a request, its callbacks, its reply, a deadline.
+
+The deadline is absolute: neither a drip of bytes nor a stream of callbacks moves it.
+A reply that nobody asked for means that the learner's code wrote to the socket itself;
+the conversation ends there, because no later reply could be told from a forged one.
+"""
+
+import os
+import socket
+import struct
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from course.grader import codec
+from course.grader.codec import UnfitError
+
+Answer = Callable[[dict[str, Any], memoryview], tuple[dict[str, Any], list[bytes]]]
+
+
+# A blocked read or write returns this often (seconds, microseconds) to look at the
+# clock; cheaper than asking with poll() before every one.
+_LOOK_UP = struct.pack("ll", 0, 20_000)
+
+
+class HungUpError(Exception):
+    """The worker closed its end, or ended."""
+
+
+class TooLateError(Exception):
+    """The deadline of a call passed."""
+
+
+class ForgedError(Exception):
+    """Bytes arrived that are not the reply to the request."""
+
+
+class Channel:
+    """Strictly one request at a time; its number, drawn by lot, must come back."""
+
+    def __init__(self, wire: socket.socket) -> None:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            wire.setsockopt(socket.SOL_SOCKET, option, _LOOK_UP)
+        self._wire = wire
+        self._numbers = iter(())
+
+    def exchange(
+        self,
+        message: dict[str, Any],
+        blobs: list[bytes],
+        seconds: float,
+        answer: Answer,
+    ) -> tuple[dict[str, Any], memoryview]:
+        """The reply to message; answer() serves the callbacks that come before it."""
+        asked = self._next_number()
+        deadline = time.monotonic() + seconds
+        self._send(codec.pack(asked, message, blobs), deadline)
+        while True:
+            try:
+                number, reply, rest = self._receive(deadline)
+            except UnfitError as error:
+                raise ForgedError(str(error)) from error
+            if number != asked:
+                raise ForgedError("a reply to another request")
+            if "callback" not in reply:
+                return reply, rest
+            _check(deadline)
+            try:
+                back, out = answer(reply, rest)
+            except (UnfitError, LookupError, TypeError, ValueError) as error:
+                raise ForgedError("a callback that makes no sense") from error
+            self._send(codec.pack(asked, back, out), deadline)
+
+    def _next_number(self) -> int:
+        number = next(self._numbers, None)
+        if number is None:
+            self._numbers = iter(array("I", os.urandom(4096)))
+            number = next(self._numbers)
+        return number
+
+    def _send(self, frame: bytes, deadline: float) -> None:
+        rest = memoryview(frame)
+        while rest:
+            try:
+                rest = rest[self._wire.send(rest) :]
+            except BlockingIOError:
+                _check(deadline)
+            except OSError as error:
+                raise HungUpError from error
+
+    def _receive(self, deadline: float) -> tuple[int, dict[str, Any], memoryview]:
+        frame = bytearray()
+        size = codec.HEAD.size
+        while len(frame) < size:
+            try:
+                more = self._wire.recv(1 << 13)
+            except BlockingIOError:
+                _check(deadline)
+                continue
+            except OSError as error:
+                raise HungUpError from error
+            if not more:
+                raise HungUpError
+            frame += more
+            if len(frame) >= codec.HEAD.size:
+                size = codec.frame_size(frame)
+            if len(frame) < size:
+                _check(deadline)
+        if len(frame) > size:
+            raise UnfitError("more than one reply")
+        return codec.unpack(frame)
+
+
+def _check(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TooLateError

@@ -1,0 +1,181 @@
+"""What tests may touch, read from the master solution without running it.
+
+Public functions, classes, their methods, properties and annotated attributes, each with
+the type it declares. A name that is not here is a bug of the test; a value of another
+type than declared is a failure of the learner's code, named at the seam: `True` passes
+for 1 nowhere.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from course.grader.errors import UnknownNameError
+from course.grader.proxy import Handle
+
+SIMPLE = {
+    "int": int,
+    "bool": bool,
+    "float": float,
+    "str": str,
+    "bytes": bytes,
+    "None": type(None),
+}
+CONTAINERS = ("list", "tuple", "dict", "set")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A declared type: from SIMPLE or CONTAINERS, "|", "Any", "Tensor" or a class."""
+
+    name: str
+    args: tuple["Declared", ...] = ()
+    text: str = ""
+    open_ended: bool = False  # tuple[int, ...]
+
+    def admits(self, value: object) -> bool:
+        """Whether a value that crossed is of this type."""
+        if self.name == "Any":
+            return True
+        if self.name == "|":
+            return any(option.admits(value) for option in self.args)
+        if isinstance(value, Handle):
+            return self.name == value._member
+        if self.name in SIMPLE:
+            kind = type(value)
+            return kind is SIMPLE[self.name] or (self.name == "float" and kind is int)
+        if self.name == "Tensor":
+            torch = sys.modules.get("torch")
+            return torch is not None and type(value) is torch.Tensor
+        return type(value).__name__ == self.name and self._admits_items(value)
+
+    def _admits_items(self, value: object) -> bool:
+        if not self.args:
+            return True
+        if isinstance(value, dict):
+            keys, values = self.args
+            return all(keys.admits(k) and values.admits(v) for k, v in value.items())
+        assert isinstance(value, list | tuple | set), "no other container crosses"
+        if isinstance(value, tuple) and not self.open_ended:
+            return len(value) == len(self.args) and all(
+                map(Declared.admits, self.args, value)
+            )
+        return all(map(self.args[0].admits, value))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A function, method or value, and what it returns; None if it does not say."""
+
+    name: str
+    kind: str  # "function", "value"
+    returns: Declared | None
+    static: bool = False  # may be called on the class
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Everything that tests may touch in one module."""
+
+    path: Path
+    members: dict[str, Member] = field(default_factory=dict)
+    classes: dict[str, dict[str, Member]] = field(default_factory=dict)
+
+
+@cache
+def read(path: Path) -> Contract:
+    """The contract that the module at path declares."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    contract = Contract(path, dict(_members(tree.body, names, "")))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            members: dict[str, Member] = {}
+            for base in node.bases:  # a class of the same file
+                members |= contract.classes.get(ast.unparse(base), {})
+            members |= dict(_members(node.body, names, node.name))
+            contract.classes[node.name] = members
+    return contract
+
+
+def _members(
+    body: list[ast.stmt], classes: set[str], owner: str
+) -> Iterator[tuple[str, Member]]:
+    for node in body:
+        found: list[Member] = []
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            declared = parse_type(node.annotation, classes, owner)
+            found = [Member(node.target.id, "value", declared)]
+        elif isinstance(node, ast.FunctionDef) and owner and node.name == "__init__":
+            found = _attributes(node, classes, owner)
+        elif isinstance(node, ast.FunctionDef):
+            found = [_function(node, classes, owner)]
+        for member in found:
+            if not member.name.startswith("_"):
+                yield member.name, member
+
+
+def _attributes(init: ast.FunctionDef, classes: set[str], owner: str) -> list[Member]:
+    """What `self.num_blocks: int = num_blocks` in a constructor declares."""
+    return [
+        Member(node.target.attr, "value", parse_type(node.annotation, classes, owner))
+        for node in ast.walk(init)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
+    ]
+
+
+def _function(node: ast.FunctionDef, classes: set[str], owner: str) -> Member:
+    marks = {ast.unparse(mark).rpartition(".")[2] for mark in node.decorator_list}
+    returns = parse_type(node.returns, classes, owner) if node.returns else None
+    kind = "value" if marks & {"property", "cached_property"} else "function"
+    static = bool(marks & {"staticmethod", "classmethod"})
+    return Member(node.name, kind, returns, static)
+
+
+def parse_type(node: ast.expr, classes: set[str], owner: str) -> Declared | None:
+    """The declared type; None if it is of a form that cannot be checked."""
+    text = ast.unparse(node)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return parse_type(ast.parse(node.value, mode="eval").body, classes, owner)
+    if isinstance(node, ast.Constant) and node.value is None:
+        return Declared("None", (), text)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        parts = [parse_type(side, classes, owner) for side in (node.left, node.right)]
+        return Declared("|", _all(parts), text) if None not in parts else None
+    name = text.rpartition(".")[2]
+    if isinstance(node, ast.Subscript):
+        return _subscript(node, text, classes, owner)
+    if name in SIMPLE or name in CONTAINERS or name in ("Any", "Tensor"):
+        return Declared(name, (), text)
+    if name == "object":
+        return Declared("Any", (), text)
+    if name == "Self":
+        return Declared(owner, (), owner)
+    return Declared(name, (), text) if name in classes else None
+
+
+def _subscript(
+    node: ast.Subscript, text: str, classes: set[str], owner: str
+) -> Declared | None:
+    base = ast.unparse(node.value).rpartition(".")[2]
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    open_ended = ast.unparse(parts[-1]) == "..."
+    inner = [
+        parse_type(part, classes, owner) for part in parts[: len(parts) - open_ended]
+    ]
+    if base not in (*CONTAINERS, "Optional") or None in inner:
+        return None
+    if base == "Optional":
+        return Declared("|", (*_all(inner), Declared("None")), text)
+    return Declared(base, _all(inner), text, open_ended)
+
+
+def _all(parts: list[Declared | None]) -> tuple[Declared, ...]:
+    return tuple(part for part in parts if part is not None)
+
+
+def unknown(contract: Contract, what: str) -> UnknownNameError:
+    return UnknownNameError(f"a test touches {what}, which {contract.path.name} lacks")

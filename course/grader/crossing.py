@@ -1,0 +1,100 @@
+"""Errors that may cross: built-in ones and the package's three, by name.
+
+An error of a learner's own class arrives as the nearest class in its family that both
+sides know: to a test, `class PoolError(ValueError)` is a ValueError. What ends a
+process or a test (SystemExit, pytest.skip) is not an error that a test can expect; it
+is described in words instead.
+"""
+
+import builtins
+import sys
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from paged_attention.errors import (
+    DoubleFreeError,
+    OutOfBlocksError,
+    SharedBlockError,
+)
+
+MAX_TEXT = 2_000  # characters of an error's message
+
+OURS = (OutOfBlocksError, DoubleFreeError, SharedBlockError)
+_NOT_FROM_ONE_STRING = (UnicodeError, BaseExceptionGroup, Warning)
+
+ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (*vars(builtins).values(), *OURS)
+    if isinstance(kind, type)
+    and issubclass(kind, Exception)
+    and not issubclass(kind, _NOT_FROM_ONE_STRING)
+}
+_NAMES = {kind: name for name, kind in ERRORS.items()}
+
+
+def plain_text(text: str, limit: int = MAX_TEXT) -> str:
+    """text made safe to show: no control characters, at most limit characters."""
+    if len(text) <= limit and text.isprintable():
+        return text
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} … {text[-limit // 2 :]}"
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1]
+        for char in text
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """The error's message; whatever its own __str__ does."""
+    try:
+        if isinstance(error, KeyError) and len(error.args) == 1:
+            text = error.args[0]  # str() would add quotes once more on each side
+        else:
+            text = error
+        return str(text)[:MAX_TEXT]
+    except Exception:
+        return "(its message cannot be shown)"
+
+
+def describe(error: Exception, files: Mapping[str, str]) -> dict[str, Any]:
+    """The error as data. files: code file name -> None; marks the learner's lines."""
+    known = next((kind for kind in type(error).__mro__ if kind in _NAMES), Exception)
+    return {
+        "type": _NAMES[known],
+        "name": type(error).__name__[:200],
+        "text": text_of(error),
+        "where": _last_line_in(error.__traceback__, files),
+    }
+
+
+def rebuild(data: Mapping[str, Any]) -> Exception:
+    """The exception that describe() wrote down."""
+    return ERRORS[data["type"]](str(data["text"]))
+
+
+def _last_line_in(
+    trace: TracebackType | None, files: Mapping[str, str]
+) -> list[Any] | None:
+    """[file, line, source text] of the innermost frame that runs one of files."""
+    for frame, line in reversed(list(traceback.walk_tb(trace))):
+        name = frame.f_code.co_filename
+        if name in files:
+            lines = files[name].splitlines()
+            text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+            return [name, line, text[:200]]
+    return None
+
+
+def words_for_leaving(error: BaseException) -> str | None:
+    """What happened, for an exception that is no ordinary error; else None."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({text_of(error)})"
+    outcomes = vars(sys.modules.get("_pytest.outcomes", builtins))
+    for kind, call in (("Skipped", "skip"), ("Failed", "fail"), ("Exit", "exit")):
+        if kind in outcomes and isinstance(error, outcomes[kind]):
+            return f"called pytest.{call}({text_of(error)!r})"
+    if not isinstance(error, Exception):
+        return f"raised {type(error).__name__}({text_of(error)!r})"
+    return None

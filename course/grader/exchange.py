@@ -1,0 +1,182 @@
+"""Requests to the worker, and the words for whatever comes back instead of a value.
+
+Every failure leaves here as an exception: the learner's own error, rebuilt by name; or
+CheckFailed, which no test can swallow, for a death, a deadline, a forged reply, a value
+that cannot cross. Once dead, an exchange stays dead.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from course.grader import codec
+from course.grader.channel import Answer, ForgedError, HungUpError, TooLateError
+from course.grader.codec import FromWire, UnfitError
+from course.grader.crossing import plain_text, rebuild
+from course.grader.failures import LearnerError, fail
+from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
+from course.grader.history import History
+from course.grader.replay import Replay, Reply
+from course.grader.worker import EXIT_BROKEN
+
+Message = dict[str, Any]
+
+
+class Line(Protocol):
+    """How requests reach the learner's code: in another process, or in this one."""
+
+    def exchange(
+        self, message: Message, blobs: list[bytes], seconds: float, answer: Answer
+    ) -> Reply: ...
+
+
+class Exchange:
+    """Requests to one worker, one after the other."""
+
+    def __init__(self, line: Line, history: History, end: Callable[[], int]) -> None:
+        self._line = line
+        self._history = history
+        self._end = end  # kills and reaps the worker; its wait status
+        self._dead: str | None = None
+        self._replay: Replay | None = None
+        self.hidden = HiddenObjects()
+
+    def begin_example(self, seconds: float) -> None:
+        """A new example of a Hypothesis test: fresh objects, an empty history."""
+        if self._dead is None:
+            self.request({"do": "forget"}, [], "starting an example", seconds)
+        self._history.clear()
+        self._replay = self._replay or Replay()
+        self._replay.begin(self._dead is not None)
+
+    def finish(self, seconds: float) -> None:
+        """See that nothing but replies came over the line."""
+        if self._dead is None:
+            self.request({"do": "end"}, [], "the end of the test", seconds)
+
+    def request(  # noqa: RET503 (fail() does not return)
+        self,
+        message: Message,
+        blobs: list[bytes],
+        text: str,
+        seconds: float,
+        handle: FromWire | None = None,
+    ) -> Any:
+        """The value that comes back; text is the call as a test would write it."""
+        if self._dead is not None and self._replay is None:
+            fail(message=self._dead)
+        self.hidden.start_call()
+        outcome, body = self._outcome(message, blobs, text, seconds, handle)
+        if outcome == "value":
+            return body
+        if outcome == "raised":
+            error, data = body
+            self._raise(error, data, text)
+        self._history.add(f"{text}: {body}")
+        if outcome == "missing":
+            fail(message=body)
+        if outcome == "unfit":
+            fail(
+                f"{text} returns what can be compared",
+                expected="plain Python types, tensors, or objects of given classes",
+                got=body,
+            )
+        fail(message=f"{text} {body} instead of returning")
+
+    def _outcome(  # noqa: RET503
+        self,
+        message: Message,
+        blobs: list[bytes],
+        text: str,
+        seconds: float,
+        handle: FromWire | None,
+    ) -> tuple[str, Any]:
+        try:
+            reply, rest = self._over_the_line(message, blobs, seconds)
+            return _read(reply, rest, handle or _no_objects)
+        except TooLateError:
+            reason = f"did not come back within {seconds:g} seconds"
+            certain = False  # it may have ended, and a child have kept the line open
+        except HungUpError:
+            reason, certain = "", False
+        except ForgedError as error:
+            reason = f"wrote to the grader's own connection ({error}); only the "
+            reason += "values that it returns count"
+            certain = True
+        except TooManyCallbacksError:
+            reason, certain = f"used {MAX_CALLBACKS:,} times what it was given", True
+        # Outside of the handlers: Hypothesis looks at an exception's context, too.
+        self._history.add(f"{text}: no reply")
+        status = self._end()
+        if not certain and (not reason or os.WIFEXITED(status)):
+            reason = _words_for_status(status)
+        self._dead = f"{text} {reason}"
+        fail(message=self._dead)
+
+    def _over_the_line(
+        self, message: Message, blobs: list[bytes], seconds: float
+    ) -> Reply:
+        if self._replay is None:
+            return self._line.exchange(message, blobs, seconds, self.hidden.answer)
+        key = (repr(message), b"".join(blobs))
+        if self._replay.active:
+            if (reply := self._replay.reply(key)) is not None:
+                return reply
+            fail(message=self._dead or "")
+        self._replay.start(key)
+        reply = self._line.exchange(message, blobs, seconds, self.hidden.answer)
+        self._replay.record(reply)
+        return reply
+
+    def _raise(self, error: Exception, data: Message, text: str) -> None:
+        name, message = plain_text(str(data["name"])), plain_text(str(data["text"]))
+        location, line = None, ""
+        if type(data["where"]) is list:
+            file, number, line = (plain_text(str(part)) for part in data["where"])
+            location = f"{file}:{number}"
+        if isinstance(error, MemoryError) or "can't allocate memory" in message:
+            message += " (over the memory limit of an exercise)"
+        self._history.add(f"{text} raised {name}: {message}")
+        vars(error)["learner"] = LearnerError(text, name, message, location, line)
+        # In this process (pdb), a debugger opens where the learner's code failed.
+        original = getattr(self._line, "last_error", None)
+        raise error.with_traceback(original and original.__traceback__)
+
+
+def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any]:
+    """What kind of reply it is, and what it holds; ForgedError if neither."""
+    try:
+        ((outcome, body),) = reply.items()
+        if outcome == "value":
+            return outcome, codec.Reader(blobs, handle).decode(body)
+        if outcome == "raised":
+            return outcome, (rebuild(body), dict(body))
+        if outcome in ("missing", "unfit", "left"):
+            return outcome, plain_text(str(body))
+    except UnfitError as error:
+        raise ForgedError(str(error)) from error
+    except (AttributeError, LookupError, TypeError, ValueError):
+        pass
+    raise ForgedError("a reply that makes no sense")
+
+
+def _no_objects(tag: str, body: object) -> object:
+    raise UnfitError("an unknown kind of value")
+
+
+def _words_for_status(status: int) -> str:
+    """How a worker ended that was expected to reply."""
+    if os.WIFEXITED(status):
+        code = os.WEXITSTATUS(status)
+        if code == EXIT_BROKEN:
+            return (
+                "broke the process that runs it: it patched a built-in, "
+                "or closed a descriptor that was not its own"
+            )
+        return f"ended its process with exit code {code}, as os._exit({code}) does"
+    number = os.WTERMSIG(status)
+    name = signal.Signals(number).name
+    if number == signal.SIGKILL:
+        return f"was killed ({name}) or closed its connection to the grader"
+    return f"crashed: {signal.strsignal(number)} ({name})"

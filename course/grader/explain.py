@@ -1,0 +1,72 @@
+"""From an exception to what a learner reads."""
+
+import pytest
+
+from course.grader.conversation import Conversation
+from course.grader.failures import CheckFailed, LearnerError, is_unsolved
+from course.grader.report import Failure
+
+
+def failure_of(
+    item: pytest.Item, error: BaseException, conversation: Conversation | None
+) -> Failure:
+    """What happened in this test, in words."""
+    history = tuple(conversation.history.lines()) if conversation else ()
+    printed = conversation.printed() if conversation else ""
+    flaky = type(error).__name__.startswith("Flaky")
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    claim, expected, got, message = claim_of(item), "", "", words_for(error)
+    learner = getattr(error, "learner", None)
+    where = learner.location if isinstance(learner, LearnerError) else None
+    if isinstance(error, CheckFailed):
+        claim, expected, got = error.claim or claim, error.expected, error.got
+        where = error.location
+    elif isinstance(learner, LearnerError) and not is_unsolved(error):
+        expected, got = "no error", f"{learner.name}: {learner.text}"
+        message = f"{learner.call} raised it"
+        message += f" here: {learner.line}" if learner.line else ""
+    if flaky:
+        message += " (the same calls gave another result the second time)"
+    name = getattr(item, "originalname", item.name)
+    return Failure(name, claim, history, expected, got, message, printed, where)
+
+
+def words_for(error: BaseException) -> str:
+    """What happened, if it is more than a wrong value, in one line."""
+    learner = getattr(error, "learner", None)
+    if isinstance(error, CheckFailed):
+        return error.message
+    if not isinstance(learner, LearnerError):
+        return f"the test stopped with {type(error).__name__}: {error}"
+    if is_unsolved(error):
+        return f"not solved yet: {learner.text}"
+    words = f"{learner.call} raised {learner.name}: {learner.text}"
+    if learner.location:
+        words += f" at {learner.location}: {learner.line}"
+    return words
+
+
+def claim_of(item: pytest.Item) -> str:
+    """The test's name as the claim that it is, with its parameters but the variant."""
+    name = getattr(item, "originalname", None) or item.name
+    words = name.removeprefix("test_").replace("_", " ")
+    callspec = getattr(item, "callspec", None)
+    params = dict(callspec.params) if callspec else {}
+    params.pop("exercise", None)
+    if params:
+        words += f" ({', '.join(f'{key}={value!r}' for key, value in params.items())})"
+    return words
+
+
+def as_text(failure: Failure) -> str:
+    """For plain pytest; `course grade` lays it out itself."""
+    lines = [failure.claim]
+    if failure.message:
+        lines.append(failure.message)
+    lines += [f"    {line}" for line in failure.history]
+    if failure.expected or failure.got:
+        lines += [f"expected  {failure.expected}", f"got       {failure.got}"]
+    if failure.printed:
+        lines += ["printed:", failure.printed]
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""Grade files: one quiet pytest session in this process, for any number of papers."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from course.grader import isolation
+from course.grader.errors import GraderError
+from course.grader.paper import Paper, paper_in
+from course.grader.report import ExerciseResult, Failure, Report, TaskResult
+from course.grader.warm import WarmPool
+from course.manifest import ROOT, load
+
+# Parts of pytest that a silent session does not need; they cost time or print.
+_WITHOUT = (
+    "cacheprovider",
+    "terminal",
+    "faulthandler",
+    "junitxml",
+    "logging",
+    "doctest",
+)
+
+
+def grade(exercise_ids: Sequence[str], target: Path, *, root: Path = ROOT) -> Report:
+    """Grade the answers in target, a folder, or a file if one exercise is asked for.
+
+    GraderError if the grader itself failed. Learner code cannot cause that.
+    """
+    manifest = load(root)
+    chapters = [manifest.chapter(which) for which in exercise_ids]
+    for chapter in chapters:
+        if not chapter.exercise:
+            raise ValueError(f"chapter {chapter.id} has no exercise")
+    if Path(target).is_file() and len(chapters) != 1:
+        raise ValueError(f"{target} is one file; name the one exercise that it answers")
+    papers = [
+        paper_in(Path(target), chapter, manifest, variant="learner")
+        for chapter in chapters
+    ]
+    results, walls = grade_papers(papers)
+    return Report(tuple(results), walls)
+
+
+def grade_variants(
+    exercise_id: str,
+    variants: Mapping[str, Path],
+    *,
+    only: Mapping[str, str] | None = None,
+    root: Path = ROOT,
+) -> dict[str, ExerciseResult]:
+    """Grade many answers to one exercise in one session; by name of the variant.
+
+    What the exercise needs of earlier ones comes from the solutions. For a variant that
+    is in `only`, just the task named there is graded.
+    """
+    manifest = load(root)
+    chapter = manifest.chapter(exercise_id)
+    needs = paper_in(chapter.solution_path, chapter, manifest).needs
+    asked = {name: frozenset([task]) for name, task in (only or {}).items()}
+    papers = [
+        Paper(chapter, Path(file).absolute(), needs, name, asked.get(name))
+        for name, file in variants.items()
+    ]
+    results, _ = grade_papers(papers)
+    return dict(zip(variants, results, strict=True))
+
+
+def grade_papers(papers: Sequence[Paper]) -> tuple[list[ExerciseResult], list[str]]:
+    """Results in the order of papers, and the walls around the learner's code."""
+    problems = [paper.problem() for paper in papers]
+    sound = [
+        paper
+        for paper, problem in zip(papers, problems, strict=True)
+        if problem is None
+    ]
+    warm = WarmPool()
+    try:
+        for paper in sound:
+            warm.process(paper.chapter.preload)  # they import while pytest is imported
+        graded = _run(sound, warm) if sound else {}
+        walls = warm.walls
+    finally:
+        warm.close()
+    results = [
+        graded[paper] if problem is None else _without_tests(paper, problem)
+        for paper, problem in zip(papers, problems, strict=True)
+    ]
+    return results, walls
+
+
+def _run(papers: Sequence[Paper], warm: WarmPool) -> dict[Paper, ExerciseResult]:
+    import pytest
+
+    from course.grader.bench import Bench
+    from course.grader.plugin import Exam
+    from course.grader.verdict import Verdict
+
+    tests = list(dict.fromkeys(str(paper.chapter.tests_path) for paper in papers))
+    verdict = Verdict(Exam(papers, Bench(warm)))
+    arguments = [
+        *tests,
+        *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-o", "addopts="),
+        *("-p", "course.grader.plugin", "--import-mode=importlib", "--assert=plain"),
+        *("--noconftest", "--disable-plugin-autoload", "--capture=sys"),
+    ]
+    arguments += [part for name in _WITHOUT for part in ("-p", f"no:{name}")]
+    with _undisturbed(), isolation.unreadable_memory():
+        code = pytest.main(arguments, plugins=[verdict])
+    if verdict.error is not None:
+        raise verdict.error
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+        raise GraderError(f"pytest ended with {code!r}")
+    return {paper: verdict.result(paper) for paper in papers}
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave out what the caller's folder or environment would add to pytest."""
+    path = list(sys.path)
+    here = {"", os.getcwd()}
+    sys.path[:] = [entry for entry in path if entry not in here]
+    removed = {
+        name: os.environ.pop(name)
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST")
+        if name in os.environ
+    }
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        os.environ.update(removed)
+
+
+def _without_tests(paper: Paper, problem: str) -> ExerciseResult:
+    """Every task failed, because there is nothing to run."""
+    tasks = tuple(
+        TaskResult(
+            task.id,
+            task.title,
+            0,
+            task.points,
+            "failed",
+            0,
+            failure=Failure("", "there is an answer", message=problem),
+        )
+        for task in paper.tasks
+    )
+    return ExerciseResult(paper.chapter.exercise_stem, str(paper.file), tasks, problem)

@@ -1,0 +1,82 @@
+"""Imports inside the worker: answers are refused, the learner's own file is found.
+
+Stops accidents and habit. Copying cannot be prevented where the sources are public.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+
+ANSWERS = ("solutions", "tests", "exercises")
+NEVER_REFUSED = ("paged_attention", "paged_attention.errors")
+
+
+class LearnerLoader(SourceLoader):
+    """Loads a copy, under the name of the file that the learner edits.
+
+    Tracebacks then point to the learner's own file, while __file__ is the copy: what
+    lies beside the original is out of reach.
+    """
+
+    def __init__(self, copy: str, original: str) -> None:
+        self._copy = copy
+        self._original = original
+
+    def get_filename(self, fullname: str) -> str:
+        return self._copy
+
+    def get_data(self, path: str | bytes) -> bytes:
+        if path != self._copy:
+            raise OSError("no compiled code is kept")
+        return Path(self._copy).read_bytes()
+
+    def source_to_code(self, data, path, *, _optimize: int = -1):  # pyright: ignore
+        return compile(data, self._original, "exec", dont_inherit=True)
+
+
+class ImportGuard(MetaPathFinder):
+    """First in sys.meta_path; the error it raises says what to do instead."""
+
+    def __init__(
+        self, files: Mapping[str, tuple[str, str]], refuses: Sequence[str]
+    ) -> None:
+        self._files = files  # module name -> (copy, original)
+        self._refuses = refuses
+
+    def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
+        if reason := self.refusal(fullname):
+            raise ImportError(reason, name=fullname)
+        if fullname in self._files:
+            loader = LearnerLoader(*self._files[fullname])
+            return spec_from_loader(fullname, loader)
+        return None
+
+    def refusal(self, fullname: str) -> str | None:
+        """Why this module may not be imported here; None if it may."""
+        if fullname.split(".")[0] in ANSWERS:
+            return (
+                f"{fullname} is refused: an exercise is graded without the course's "
+                f"{fullname.split('.')[0]}; write the answer in your own file"
+            )
+        for refused in self._refuses:
+            inside = fullname == refused or fullname.startswith(refused + ".")
+            if inside and fullname not in NEVER_REFUSED:
+                return (
+                    f"{fullname} is refused: it is the package's own answer to this "
+                    "exercise; write yours (paged_attention.errors may be imported)"
+                )
+        return None
+
+    def forget_refused(self) -> None:
+        """Unload refused modules that a preloaded one brought along."""
+        # Looking at all of sys.modules would make a forked worker copy their pages.
+        if not any(refused in sys.modules for refused in self._refuses):
+            return
+        for name in [name for name in sys.modules if self.refusal(name)]:
+            del sys.modules[name]
+            parent, _, child = name.rpartition(".")
+            if parent in sys.modules:
+                vars(sys.modules[parent]).pop(child, None)

@@ -1,0 +1,75 @@
+"""Runs in the worker: hashes of many contents, steps and growth of an index.
+
+The pools here are the package's; nothing asks the grader in the middle of a count.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from course.interleave import count_opcodes
+from paged_attention.allocator import BlockAllocator
+
+BLOCK_SIZE = 4
+
+
+def all_hashes(
+    block_hashes: Callable[[list[int], int], list[int]],
+    prompts: list[list[int]],
+    block_size: int,
+) -> list[list[int]]:
+    """block_hashes of each prompt."""
+    return [block_hashes(prompt, block_size) for prompt in prompts]
+
+
+def steps_of_match(index_class: Callable[..., Any], num_known: int) -> int:
+    """Opcodes of a match of two blocks, among so many that are remembered."""
+    index = index_class(BlockAllocator(num_known), BLOCK_SIZE)
+    for block_id in range(0, num_known, 2):
+        index.remember([block_id, block_id + 1], [block_id] * 2 * BLOCK_SIZE)
+    return count_opcodes(lambda: index.match([num_known // 2] * 2 * BLOCK_SIZE + [0]))
+
+
+def steps_of_eviction(
+    index_class: Callable[..., Any], num_blocks: int
+) -> dict[str, int]:
+    """Opcodes of each method, in a pool of which the index holds every block."""
+    index = index_class(BlockAllocator(num_blocks), BLOCK_SIZE)
+    for first in range(0, num_blocks, 2):
+        _one_sequence(index, first)
+    prompt = [num_blocks // 2] * (2 * BLOCK_SIZE)
+    steps: dict[str, int] = {}
+
+    def counted(name: str, action: Callable[[], Any]) -> Any:
+        results: list[Any] = []
+        steps[name] = count_opcodes(lambda: results.append(action()))
+        return results[0]
+
+    counted("num_free", lambda: index.num_free)
+    blocks = counted("acquire", partial(index.acquire, [*prompt, 0]))
+    counted("release", partial(index.release, blocks))
+    blocks = counted("allocate_many", partial(index.allocate_many, 2))
+    counted("publish", partial(index.publish, blocks, [num_blocks] * 2 * BLOCK_SIZE))
+    return steps
+
+
+def growth(index_class: Callable[..., Any], num_sequences: int) -> int:
+    """Memory blocks of Python that the index gained in the second half of its life.
+
+    Each sequence is another one, and the pool has room for three of them.
+    """
+    index = index_class(BlockAllocator(6), BLOCK_SIZE)
+    in_use = []
+    for number in range(num_sequences):
+        if number in (num_sequences // 2, num_sequences - 1):
+            in_use.append(sys.getallocatedblocks())
+        _one_sequence(index, number)
+    return in_use[1] - in_use[0]
+
+
+def _one_sequence(index: Any, number: int) -> None:
+    tokens = [number] * (2 * BLOCK_SIZE)
+    blocks = index.allocate_many(2)
+    index.publish(blocks, tokens)
+    index.release(blocks)

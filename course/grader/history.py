@@ -1,0 +1,79 @@
+"""What a test did with the learner's code, written down for the report."""
+
+import linecache
+import re
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from course.grader.crossing import plain_text
+
+FIRST, LAST = 8, 16  # lines kept at either end of a long history
+MAX_VALUE = 120  # characters of one value
+
+_HERE = str(Path(__file__).parent)
+_ASSIGNMENT = re.compile(r"\s*(\w+)\s*=\s*\w+\.\w+\(")
+
+
+def shown(value: Any, limit: int = MAX_VALUE) -> str:
+    """A short repr; tensors by dtype, shape and, if small, values."""
+    if type(value) is int or value is None:
+        return str(value) if value is None or value.bit_length() < 400 else "a huge int"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        text = f"tensor {kind} {list(value.shape)}"
+        return f"{text} {value.tolist()}" if value.numel() <= 8 else text
+    if type(value) in (list, tuple, set) and len(value) > 40:
+        some = ", ".join(shown(item, 30) for item in list(value)[:8])
+        return f"{type(value).__name__} of {len(value)}: {some}, …"
+    return plain_text(repr(value), limit)
+
+
+class History:
+    """The lines of one test, or of one example of a Hypothesis test."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._first: list[str] = []
+        self._last: deque[str] = deque(maxlen=LAST)
+        self._left_out = 0
+        self._labels: dict[str, int] = {}
+
+    def add(self, line: str) -> None:
+        if len(self._first) < FIRST:
+            self._first.append(line)
+            return
+        self._left_out += len(self._last) == LAST
+        self._last.append(line)
+
+    def lines(self) -> list[str]:
+        middle = [f"… {self._left_out} more …"] if self._left_out else []
+        return [*self._first, *middle, *self._last]
+
+    def label(self, class_name: str) -> str:
+        """What to call a new object: as the test calls it, if that can be seen."""
+        match = _ASSIGNMENT.match(_line_of_the_test())
+        words = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", class_name)
+        label = match[1] if match else words[-1].lower() if words else class_name
+        self._labels[label] = count = self._labels.get(label, 0) + 1
+        return label if count == 1 or match else f"{label}{count}"
+
+
+def _line_of_the_test() -> str:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
+def call_text(label: str, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    """pool.allocate(3, exact=True)"""
+    shown_args = [shown(arg, 60) for arg in args]
+    shown_args += [f"{name}={shown(value, 60)}" for name, value in kwargs.items()]
+    return f"{label}({', '.join(shown_args)})"

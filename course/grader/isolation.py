@@ -1,0 +1,212 @@
+"""Walls around the learner's code: each is tried, and what holds is said in words.
+
+The warm process builds them around itself, once; the workers it forks inherit them.
+None of them decides a verdict, which is formed in the grader from plain data. They keep
+a learner's process from reaching past the socket: from signals to other processes,
+from the grader's memory, from the course's files, from eating the machine.
+
+Linux only, and containers forbid some of it; elsewhere they are left out.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+NAMESPACES = "namespaces"
+LANDLOCK = "landlock"
+LAYERS = (NAMESPACES, LANDLOCK)  # what a warm process tries
+
+MAX_FILE_BYTES = 8 << 20  # of any file that learner code writes, printed output too
+
+_CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_LANDLOCK_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))  # make or remove an entry
+_SCOPE_SOCKETS_AND_SIGNALS = 0b11
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_LINUX = sys.platform == "linux"
+
+
+def _prctl(option: int, value: int = 0) -> int:
+    return _libc.prctl(option, value, 0, 0, 0) if _LINUX else -1
+
+
+def enter_namespaces() -> bool:
+    """Become process 1 of a new user and pid namespace; False where that is forbidden.
+
+    The caller returns in a child; the process that called waits for it and then ends.
+    From in there no process outside can be named, let alone signalled or written to,
+    and when process 1 ends the kernel ends all others.
+    """
+    if not _LINUX or _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWPID) != 0:
+        return False
+    if child := os.fork():
+        os.closerange(3, 256)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    die_with_parent()
+    return True
+
+
+def die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make grandchildren whose parent ends children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def unreadable_memory() -> Iterator[None]:
+    """Nobody of the same user may open this process's memory while this lasts."""
+    before = _prctl(_PR_GET_DUMPABLE)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    try:
+        yield
+    finally:
+        if before == 1:
+            _prctl(_PR_SET_DUMPABLE, 1)
+
+
+@contextmanager
+def one_cpu(wanted: bool) -> Iterator[int | None]:
+    """Stay on the processor that runs this, and say which, for a worker to join it.
+
+    Two processes that take turns wake each other in half the time on one processor.
+    """
+    if not wanted or not _LINUX:
+        yield None
+        return
+    allowed = os.sched_getaffinity(0)
+    cpu = _libc.sched_getcpu()
+    with suppress(OSError):
+        os.sched_setaffinity(0, {cpu})
+    try:
+        yield cpu
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def close_own_memory() -> None:
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def limit_memory(allowance: int) -> bool:
+    """Allow this process and its children `allowance` more bytes than it has now.
+
+    Private writable memory is counted (RLIMIT_DATA). Address space (RLIMIT_AS) is not:
+    torch reserves far more of it than it ever touches.
+    """
+    try:
+        fields = Path("/proc/self/statm").read_text().split()
+        used = int(fields[5]) * resource.getpagesize()
+        _lower(resource.RLIMIT_DATA, used + allowance)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def limit_files() -> None:
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+    ):
+        with suppress(OSError, ValueError):
+            _lower(limit, value)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def write_only_under(folders: Sequence[Path]) -> bool:
+    """With Landlock: files can be changed below folders and nowhere else; one way.
+
+    It also stops this process and its children from tracing and from signalling
+    processes outside (the latter from Linux 6.12 on). Reading stays free: the sources
+    are public.
+    """
+    version = _landlock_version()
+    if version < 1:
+        return False
+    writes = _WRITE_FILE | _CHANGE_FOLDER | (_TRUNCATE if version >= 3 else 0)
+    scoped = _SCOPE_SOCKETS_AND_SIGNALS if version >= 6 else 0
+    rules = struct.pack("=QQQ", writes, 0, scoped)[: 24 if version >= 6 else 8]
+    ruleset = _libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0)
+    if ruleset < 0:
+        return False
+    try:
+        for folder in folders:
+            _landlock_allow(ruleset, folder, writes)
+        _landlock_allow(ruleset, Path("/dev/null"), _WRITE_FILE)
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        return _libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0) == 0
+    finally:
+        os.close(ruleset)
+
+
+def _landlock_version() -> int:
+    if not _LINUX:
+        return -1
+    return _libc.syscall(_LANDLOCK_CREATE, None, 0, _LANDLOCK_VERSION)
+
+
+def _landlock_allow(ruleset: int, path: Path, access: int) -> None:
+    where = os.open(path, getattr(os, "O_PATH", 0) | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", access, where)
+        _libc.syscall(_LANDLOCK_ADD, ruleset, _LANDLOCK_PATH_BENEATH, rule, 0)
+    finally:
+        os.close(where)
+
+
+def end_all(worker: int, *, alone: bool, wait: bool) -> int:
+    """Kill the worker and whatever it left behind; the worker's wait status.
+
+    alone: this process is number 1 of its own pid namespace, so that -1 means exactly
+    those, and wait=False need not await what is sure to die (the status is then 0).
+    Otherwise orphans come back to this process, which adopts them, round by round: a
+    process found late is a child of the next round.
+    """
+    targets = [-1] if alone else [worker, -worker]
+    status = 0
+    while True:
+        for pid in targets:
+            with suppress(OSError):  # it is gone already
+                os.kill(pid, signal.SIGKILL)
+        try:
+            hang = 0 if wait or not alone else os.WNOHANG
+            pid, ended = os.waitpid(-1, hang)
+        except ChildProcessError:
+            return status
+        if pid == 0:
+            return status
+        if pid == worker:
+            status = ended
+        if not alone:
+            targets = _children()
+
+
+def _children() -> list[int]:
+    try:
+        return [
+            int(pid)
+            for task in Path("/proc/self/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        ]
+    except OSError:
+        return []

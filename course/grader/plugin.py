@@ -1,0 +1,178 @@
+"""The pytest plugin: `exercise` for tests, and whose file it stands for.
+
+`pytest tests/exercises` runs the tests against the solutions; `--exercises` against the
+learner's files, `--target PATH` against a folder or a file. With `--pdb`, or
+`--in-process`, the learner's code runs in pytest's own process.
+
+`course grade` adds a second plugin (verdict.py) that fixes the papers and keeps score.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course.grader.bench import Bench
+from course.grader.conversation import Conversation
+from course.grader.errors import GraderError
+from course.grader.explain import as_text, failure_of
+from course.grader.failures import CheckFailed
+from course.grader.paper import Paper, paper_in
+from course.grader.proxy import Exercise
+from course.grader.warm import WarmPool
+from course.manifest import load
+
+
+class Exam:
+    """Which papers each test file is run on, and the bench that runs them."""
+
+    def __init__(self, papers: Sequence[Paper], bench: Bench) -> None:
+        self.bench = bench
+        self._papers: dict[Path, list[Paper]] = {}
+        for paper in papers:
+            self._papers.setdefault(paper.chapter.tests_path, []).append(paper)
+
+    def papers_for(self, tests_path: Path) -> list[Paper]:
+        return self._papers.get(tests_path, [])
+
+
+EXAM = pytest.StashKey[Exam]()
+CONVERSATION = pytest.StashKey[Conversation]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("course", "whose exercises are tested")
+    group.addoption(
+        "--exercises",
+        action="store_true",
+        help="test the learner's files in exercises/ instead of the solutions",
+    )
+    group.addoption("--target", metavar="PATH", help="test this folder or file")
+    group.addoption(
+        "--in-process",
+        action="store_true",
+        help="run exercise code in this process (implied by --pdb)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "task(id): the task that a test decides")
+    if EXAM in config.stash:  # course grade brought its own
+        return
+    manifest = load()
+    folder = "exercises" if config.getoption("--exercises") else "solutions"
+    target = config.getoption("--target")
+    root = manifest.chapters[0].root
+    where = Path(target) if target else root / folder
+    papers = [
+        paper_in(where, chapter, manifest)
+        for chapter in manifest.chapters
+        if chapter.exercise
+    ]
+    warm = WarmPool()
+    config.add_cleanup(warm.close)
+    config.stash[EXAM] = Exam(papers, Bench(None if _in_process(config) else warm))
+
+
+def _in_process(config: pytest.Config) -> bool:
+    return any(config.getoption(name, False) for name in ("--in-process", "usepdb"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test once per paper; for a lone one without a name, leave the id plain."""
+    if "exercise" not in metafunc.fixturenames:
+        return
+    papers = metafunc.config.stash[EXAM].papers_for(metafunc.definition.path)
+    if len(papers) > 1 or any(paper.variant for paper in papers):
+        names = [paper.variant for paper in papers]
+        metafunc.parametrize("exercise", papers, indirect=True, ids=names)
+
+
+@pytest.fixture
+def exercise(request: pytest.FixtureRequest) -> Iterator[Exercise]:
+    """The learner's module, as an inert proxy; a fresh worker for every test."""
+    exam = request.config.stash[EXAM]
+    papers = exam.papers_for(request.path)
+    if not papers:
+        raise GraderError(f"{request.path.name} belongs to no exercise of the manifest")
+    paper = getattr(request, "param", papers[0])
+    with exam.bench.open(paper) as conversation:
+        request.node.stash[CONVERSATION] = conversation
+        exam.bench.load(paper, conversation)
+        yield conversation.exercise
+        conversation.finish()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Give every example of a Hypothesis test fresh objects and its own history."""
+    handle = getattr(pyfuncitem.obj, "hypothesis", None)
+    conversation = pyfuncitem.stash.get(CONVERSATION, None)
+    if handle is None or conversation is None:
+        return (yield)
+    inner = handle.inner_test
+
+    @functools.wraps(inner)
+    def example(*args: Any, **kwargs: Any) -> Any:
+        conversation.begin_example()
+        return inner(*args, **kwargs)
+
+    handle.inner_test = example
+    try:
+        with _hypothesis_settings():
+            return (yield)
+    finally:
+        handle.inner_test = inner
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """@settings in a test file starts from ours: no database, one failure, no clock."""
+    is_ours = isinstance(collector, pytest.Module) and bool(
+        collector.config.stash[EXAM].papers_for(collector.path)
+    )
+    uses = is_ours and b"hypothesis" in collector.path.read_bytes()
+    with _hypothesis_settings() if uses else nullcontext():
+        return (yield)
+
+
+@contextmanager
+def _hypothesis_settings() -> Iterator[None]:
+    """Always the same examples, and the first failure shrunk; imported only if used."""
+    from hypothesis import HealthCheck, Phase, settings
+
+    before = settings.get_current_profile_name()
+    settings.register_profile(
+        "course",
+        settings.get_profile("default"),
+        database=None,
+        deadline=None,
+        derandomize=True,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("course")
+    try:
+        yield
+    finally:
+        settings.load_profile(before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[Any]:
+    """Plain pytest shows what course grade would: history, expected, got."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    debugging = _in_process(item.config)  # then the learner's own frames are wanted
+    if error and (isinstance(error, CheckFailed) or "learner" in vars(error)):
+        conversation = item.stash.get(CONVERSATION, None)
+        if isinstance(error, CheckFailed) or not debugging:
+            report.longrepr = as_text(failure_of(item, error, conversation))
+    return report

@@ -1,0 +1,88 @@
+"""What grading found, as plain data for the terminal, for JSON and for tests."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["passed", "failed", "not verified"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a task: what was done, what should be, what was."""
+
+    test: str
+    claim: str
+    history: tuple[str, ...] = ()  # the calls of that test, shortened in the middle
+    expected: str = ""
+    got: str = ""
+    message: str = ""  # what happened, where it is more than a wrong value
+    printed: str = ""  # the end of what the learner's code printed
+    location: str | None = None  # the learner's file:line, if known
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    id: str
+    title: str
+    points: int
+    max_points: int
+    status: Status
+    num_tests: int
+    num_not_verified: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class ExerciseResult:
+    """One learner's file, graded. problem: why no test could run at all."""
+
+    stem: str
+    path: str
+    tasks: tuple[TaskResult, ...]
+    problem: str | None = None
+    printed: str = ""
+
+    @property
+    def points(self) -> int:
+        return sum(task.points for task in self.tasks)
+
+    @property
+    def max_points(self) -> int:
+        return sum(task.max_points for task in self.tasks)
+
+    @property
+    def ok(self) -> bool:
+        return all(task.status == "passed" for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class Report:
+    exercises: tuple[ExerciseResult, ...]
+    isolation: list[str] = field(default_factory=list)  # the walls that held, in words
+
+    @property
+    def points(self) -> int:
+        return sum(exercise.points for exercise in self.exercises)
+
+    @property
+    def max_points(self) -> int:
+        return sum(exercise.max_points for exercise in self.exercises)
+
+    @property
+    def ok(self) -> bool:
+        return all(exercise.ok for exercise in self.exercises)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with the sums written out."""
+        exercises = [
+            {**asdict(exercise), "points": exercise.points}
+            | {"max_points": exercise.max_points, "ok": exercise.ok}
+            for exercise in self.exercises
+        ]
+        return {
+            "points": self.points,
+            "max_points": self.max_points,
+            "ok": self.ok,
+            "exercises": exercises,
+            "isolation": list(self.isolation),
+        }

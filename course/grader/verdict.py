@@ -1,0 +1,160 @@
+"""How points come about: only from tests that this process saw run, and hold.
+
+A task passes if there is at least one test of it, and every one was collected, was run
+through set-up, call and tear-down, and raised nothing. Exit codes, printed output and
+reports written by others play no part.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from course.grader.errors import GraderError
+from course.grader.explain import failure_of
+from course.grader.failures import NotVerified
+from course.grader.paper import Paper
+from course.grader.plugin import CONVERSATION, EXAM, Exam
+from course.grader.report import ExerciseResult, Failure, TaskResult
+from course.manifest import Task
+
+# How far a test came, and what the next phase that raises nothing makes of it.
+_NEXT = {
+    ("collected", "setup"): "set up",
+    ("set up", "call"): "ran",
+    ("ran", "teardown"): "held",
+}
+
+
+class TaskDecided(pytest.skip.Exception):
+    """A further test of a task that has failed already."""
+
+
+@dataclass
+class Score:
+    """What was seen of one task of one paper."""
+
+    tests: dict[str, str] = field(default_factory=dict)  # node id -> how far it came
+    failure: Failure | None = None
+
+    def count(self, state: str) -> int:
+        return list(self.tests.values()).count(state)
+
+
+class Verdict:
+    """A pytest plugin for one session; its results are read after it."""
+
+    def __init__(self, exam: Exam) -> None:
+        self._exam = exam
+        self._scores: dict[tuple[Paper, str], Score] = {}
+        self._score_of: dict[str, Score] = {}  # by node id
+        self.error: GraderError | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[EXAM] = self._exam
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._stop(GraderError(f"tests cannot be collected:\n{report.longrepr}"))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Note what must be seen to hold; leave out tasks that are not asked for."""
+        kept: list[pytest.Item] = []
+        for item in items:
+            try:
+                paper, task_id = _address(item)
+            except GraderError as error:
+                self._stop(error)
+                continue
+            if task_id in [task.id for task in paper.tasks]:
+                score = self._scores.setdefault((paper, task_id), Score())
+                score.tests[item.nodeid] = "collected"
+                self._score_of[item.nodeid] = score
+                kept.append(item)
+        items[:] = kept
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self.error is not None or self._score_of[item.nodeid].failure is not None:
+            raise TaskDecided
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Iterator[None]:
+        score = self._score_of[item.nodeid]
+        if call.excinfo is not None:
+            self._note_end(item, call.excinfo.value, score)
+        else:
+            state = score.tests[item.nodeid]
+            score.tests[item.nodeid] = state = _NEXT.get((state, call.when), state)
+            if state == "held":
+                self._see_that_it_asked(item)
+        return (yield)
+
+    def _note_end(self, item: pytest.Item, error: BaseException, score: Score) -> None:
+        if isinstance(error, GraderError):
+            self._stop(error)
+        elif isinstance(error, TaskDecided):
+            score.tests[item.nodeid] = "not run"
+        elif isinstance(error, NotVerified):
+            score.tests[item.nodeid] = "not verified"
+        elif isinstance(error, pytest.skip.Exception):
+            self._stop(GraderError(f"{item.name} skips itself; see not_verified()"))
+        else:
+            score.tests[item.nodeid] = "failed"
+            conversation = item.stash.get(CONVERSATION, None)
+            score.failure = score.failure or failure_of(item, error, conversation)
+
+    def _see_that_it_asked(self, item: pytest.Item) -> None:
+        conversation = item.stash.get(CONVERSATION, None)
+        if conversation is None or conversation.num_calls == 0:
+            self._stop(GraderError(f"{item.name} never touches the exercise"))
+
+    def _stop(self, error: GraderError) -> None:
+        self.error = self.error or error
+
+    def result(self, paper: Paper) -> ExerciseResult:
+        """The paper's marks, once the session is over."""
+        tasks = tuple(self._task_result(paper, task) for task in paper.tasks)
+        problem, printed = self._exam.bench.load_problem(paper)
+        stem = paper.chapter.exercise_stem
+        return ExerciseResult(stem, str(paper.file), tasks, problem, printed)
+
+    def _task_result(self, paper: Paper, task: Task) -> TaskResult:
+        score = self._scores.get((paper, task.id), Score())
+        if not score.tests:
+            raise GraderError(f"task {task.id} has no test")
+        held, unverified = score.count("held"), score.count("not verified")
+        complete = held + unverified == len(score.tests)
+        if score.failure is None and not complete:
+            raise GraderError(f"task {task.id}: a test was neither held nor refuted")
+        passed = complete and held > 0
+        otherwise = "not verified" if complete else "failed"
+        return TaskResult(
+            task.id,
+            task.title,
+            task.points if passed else 0,
+            task.points,
+            "passed" if passed else otherwise,
+            len(score.tests),
+            unverified,
+            score.failure,
+        )
+
+
+def _address(item: pytest.Item) -> tuple[Paper, str]:
+    """Whose answer a test is about, and to which task it belongs."""
+    marks = list(item.iter_markers("task"))
+    if len(marks) != 1:
+        raise GraderError(f"{item.nodeid}: every test has exactly one @task")
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or "exercise" not in callspec.params:
+        raise GraderError(f"{item.nodeid}: every test uses the fixture `exercise`")
+    paper: Paper = callspec.params["exercise"]
+    task_id = marks[0].args[0]
+    if task_id not in [task.id for task in paper.chapter.tasks]:
+        raise GraderError(f"{item.nodeid}: the manifest has no task {task_id}")
+    return paper, task_id

@@ -1,0 +1,246 @@
+"""The learner's side: loads the exercise, answers one request after the other.
+
+Everything here can be reached and patched by learner code, so nothing here decides
+anything. The grader reads what arrives as data, checks its type and compares it.
+
+An order names the work:
+    folder   the clean directory: working directory, first on sys.path
+    module   name of the exercise's module, like ex04_free_list
+    files    module name -> [copy in folder, the learner's own path], `needs` included
+    refuses  package modules that would be the answer
+    classes  names of the exercise's classes: their objects cross as handles
+    cpu      the processor to stay on, the grader's; or None
+"""
+
+import errno
+import importlib
+import os
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from course.grader import codec, isolation
+from course.grader.codec import UnfitError
+from course.grader.crossing import describe, rebuild, words_for_leaving
+from course.grader.given import Given, GivenObject, to_grader, words_for_type
+from course.grader.guard import ImportGuard
+
+Message = dict[str, Any]
+Ask = Callable[[Message, list[bytes]], tuple[Message, memoryview]]
+
+
+EXIT_BROKEN = 70  # the code below itself could not go on
+
+
+class MissingError(Exception):
+    """The exercise lacks a name that its contract promises."""
+
+
+class Worker:
+    """Holds the learner's module and its live objects; answers requests about them."""
+
+    def __init__(self, order: Message, ask: Ask, keep_errors: bool = False) -> None:
+        self._order = order
+        self._ask = ask  # sends a callback to the grader, returns its reply
+        self._sources = {
+            original: Path(copy).read_text(encoding="utf-8", errors="replace")
+            for copy, original in order["files"].values()
+        }
+        self._objects: list[object] = []
+        self._given = Given(self._ask_grader)
+        self._keep_errors = keep_errors
+        self.last_error: BaseException | None = None  # for a debugger
+        self.module: ModuleType | None = None
+
+    def answer(
+        self, message: Message, blobs: memoryview
+    ) -> tuple[Message, list[bytes]]:
+        """Do what message asks; whatever happens becomes a message."""
+        out: list[bytes] = []
+        try:
+            reader = codec.Reader(blobs, self._from_wire, load_torch=True)
+            value = self._do(message, reader, out)
+            return {"value": value}, out
+        except MissingError as error:
+            return {"missing": str(error)}, []
+        except UnfitError as error:
+            return {"unfit": str(error)}, []
+        except BaseException as error:
+            self.last_error = error if self._keep_errors else None
+            if words := words_for_leaving(error):
+                return {"left": words}, []
+            assert isinstance(error, Exception)
+            return {"raised": self._describe(error)}, []
+
+    def _do(self, message: Message, reader: codec.Reader, out: list[bytes]) -> Any:
+        kind = message["do"]
+        if kind == "load":
+            self.module = importlib.import_module(self._order["module"])
+            return None
+        if kind == "forget":
+            self._objects.clear()
+            return None
+        if kind == "end":
+            return None
+        if kind == "get":
+            found = self._find(message["of"], message["name"])
+            return codec.encode(found, out, self._to_wire)
+        args = [reader.decode(arg) for arg in message["args"]]
+        kwargs = {name: reader.decode(arg) for name, arg in message["kwargs"].items()}
+        if kind == "helper":
+            module, _, name = message["name"].partition(":")
+            result = getattr(importlib.import_module(module), name)(*args, **kwargs)
+        else:
+            result = self._find(message["of"], message["name"])(*args, **kwargs)
+        if kind == "new":
+            return self._handle(result, message["name"])
+        return codec.encode(result, out, self._to_wire)
+
+    def _find(self, of: Any, name: str) -> Any:
+        if type(of) is int:
+            return getattr(self._objects[of], name)
+        owner = self.module if of is None else self._find(None, of)
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            where = f"{self._order['module']}.py" if of is None else of
+            raise MissingError(f"{where} does not define {name}") from None
+
+    def _handle(self, value: object, name: str) -> Message:
+        self._objects.append(value)
+        return {"handle": [len(self._objects) - 1, name]}
+
+    def _to_wire(self, value: object) -> Message:
+        if isinstance(value, GivenObject):
+            return {"given": value._number}
+        for name in self._order["classes"]:
+            kind = getattr(self.module, name, None)
+            if isinstance(kind, type) and isinstance(value, kind):
+                return self._handle(value, name)
+        raise UnfitError(words_for_type(type(value)))
+
+    def _from_wire(self, tag: str, body: Any) -> object:
+        if tag == "handle":
+            return self._objects[body]
+        if tag == "name":
+            return self._find(None, body)
+        if tag == "method":
+            return self._find(*body)
+        if tag == "module":
+            return self.module
+        if tag == "hidden":
+            return self._given.kind(**body)
+        if tag == "given":
+            return self._given.instance(**body)
+        raise UnfitError(f"an unknown kind of value: {tag}")
+
+    def _ask_grader(
+        self, callback: str, of: int, name: str, args: Iterable[object], kwargs: dict
+    ) -> Any:
+        out: list[bytes] = []
+        try:
+            message = {
+                "callback": callback,
+                "of": of,
+                "name": name,
+                "args": [codec.encode(arg, out, to_grader) for arg in args],
+                "kwargs": {
+                    str(key): codec.encode(arg, out, to_grader)
+                    for key, arg in kwargs.items()
+                },
+            }
+        except UnfitError as error:
+            raise TypeError(f"{name or 'it'} was given {error}") from None
+        reply, blobs = self._ask(message, out)
+        if "raised" in reply:
+            raise rebuild(reply["raised"])
+        reader = codec.Reader(blobs, self._from_wire, load_torch=True)
+        return reader.decode(reply["value"])
+
+    def _describe(self, error: Exception) -> Message:
+        if isinstance(error, MemoryError):
+            error.__traceback__ = None  # lets go of what the frames hold
+        described = describe(error, self._sources)
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            limit = isolation.MAX_FILE_BYTES >> 20
+            described["text"] += f" (it printed or wrote more than {limit} MiB)"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            for original in self._sources:
+                if Path(original).with_name(f"{error.name}.py").exists():
+                    described["text"] += (
+                        f" (only {Path(original).name} itself is graded, not the "
+                        "files beside it: move what it needs into it)"
+                    )
+        return described
+
+
+def run(order: Message, wire: int, output: int) -> NoReturn:
+    """Be the worker for one order, until the grader hangs up."""
+    line = socket.socket(fileno=wire)
+    try:
+        _set_up(order, output)
+        _serve(order, line)
+        os._exit(0)
+    except BaseException:  # a patched built-in, for instance, breaks our own code
+        traceback.print_exc()
+        os._exit(EXIT_BROKEN)
+    finally:
+        os._exit(EXIT_BROKEN)  # even if it cannot be printed
+
+
+def _set_up(order: Message, output: int) -> None:
+    if order["cpu"] is not None:
+        with suppress(OSError):
+            os.sched_setaffinity(0, {order["cpu"]})
+    os.setsid()
+    isolation.die_with_parent()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.stdout = open(1, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stdout
+    os.chdir(order["folder"])
+    os.environ["TMPDIR"] = tempfile.tempdir = order["folder"]
+    sys.path.insert(0, order["folder"])
+    sys.argv = [order["files"][order["module"]][1]]
+    guard = ImportGuard(order["files"], order["refuses"])
+    guard.forget_refused()
+    sys.meta_path.insert(0, guard)
+
+
+def _serve(order: Message, wire: socket.socket) -> None:
+    number = 0
+
+    def ask(message: Message, blobs: list[bytes]) -> tuple[Message, memoryview]:
+        wire.sendall(codec.pack(number, message, blobs))
+        frame = _receive(wire)
+        if frame is None:
+            os._exit(0)
+        return codec.unpack(frame)[1:]
+
+    worker = Worker(order, ask)
+    while (frame := _receive(wire)) is not None:
+        number, message, blobs = codec.unpack(frame)
+        reply, out = worker.answer(message, blobs)
+        try:
+            packed = codec.pack(number, reply, out)
+        except (UnfitError, ValueError) as error:
+            packed = codec.pack(number, {"unfit": str(error)[:200]}, [])
+        wire.sendall(packed)
+
+
+def _receive(wire: socket.socket) -> bytearray | None:
+    """The next whole frame; None when the grader has hung up."""
+    frame = bytearray(wire.recv(1 << 13))
+    while frame and (len(frame) < 12 or len(frame) < codec.frame_size(frame)):
+        more = wire.recv(1 << 20)
+        if not more:
+            return None
+        frame += more
+    return frame or None

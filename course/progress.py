@@ -1,0 +1,86 @@
+"""What the learner has reached: hints seen, and the verdict on each file as it was.
+
+Kept in .course/ at the root, a folder that ignores itself. A verdict belongs to the
+exact bytes that were graded; after an edit it is history, not progress.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from course.manifest import Chapter, Task
+from course.stubs import is_pristine
+
+if TYPE_CHECKING:
+    from course.grader import Report
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the learner stands with one exercise."""
+
+    state: str  # "missing" | "not started" | "not graded" | "edited since" | "graded"
+    passed: frozenset[str] = frozenset()  # task ids, by the last verdict
+    points: int = 0
+
+
+class Progress:
+    """The state of one course folder; every change is written at once."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / ".course"
+        self._path = self._folder / "progress.json"
+        self._data: dict[str, Any] = {"hints": {}, "grades": {}}
+        # Nothing yet, or nothing that can be read: start again.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self._data |= json.loads(self._path.read_text(encoding="utf-8"))
+
+    def reveal(self, task: Task) -> tuple[str, ...]:
+        """The task's hints up to the next stage, which is now revealed too."""
+        stage = min(self._data["hints"].get(task.id, 0) + 1, len(task.hints))
+        self._data["hints"][task.id] = stage
+        self._save()
+        return task.hints[:stage]
+
+    def record(self, chapters: list[Chapter], report: "Report") -> None:
+        """Remember a report on the learner's own files."""
+        by_stem = {exercise.stem: exercise for exercise in report.exercises}
+        for chapter in chapters:
+            result = by_stem.get(chapter.exercise_stem)
+            if result is None or not chapter.exercise_path.exists():
+                continue
+            self._data["grades"][chapter.id] = {
+                "sha256": _digest(chapter.exercise_path),
+                "passed": [t.id for t in result.tasks if t.status == "passed"],
+                "points": sum(task.points for task in result.tasks),
+            }
+        self._save()
+
+    def standing(self, chapter: Chapter) -> Standing:
+        path = chapter.exercise_path
+        if not path.exists():
+            return Standing("missing")
+        if is_pristine(path.read_text(encoding="utf-8", errors="replace")):
+            return Standing("not started")
+        grade = self._data["grades"].get(chapter.id)
+        if grade is None:
+            return Standing("not graded")
+        state = "graded" if grade["sha256"] == _digest(path) else "edited since"
+        return Standing(state, frozenset(grade["passed"]), grade["points"])
+
+    def _save(self) -> None:
+        # A read-only checkout can still be graded; `course doctor` says that it is one.
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(exist_ok=True)
+            (self._folder / ".gitignore").write_text("*\n", encoding="utf-8")
+            draft = self._path.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps(self._data, indent=1), encoding="utf-8")
+            draft.replace(self._path)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,180 @@
+"""Makes scattered blocks look like one contiguous sequence.
+
+A block table is a list: entry i names the physical block that holds the tokens from
+i * block_size on. Nobody above it knows where a token lies, nobody below it knows which
+sequence a block belongs to. What is left out: sharing a block on purpose (`sharing`)
+and finding one again by its content (`prefix_cache`).
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from paged_attention.block import num_blocks_for
+from paged_attention.errors import SharedBlockError
+
+
+class Allocator(Protocol):
+    """What tables ask of an allocator: ours, the prefix cache around it, yours."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    def allocate(self) -> int: ...
+    def allocate_many(self, n: int) -> list[int]: ...
+    def share(self, block_id: int) -> None: ...
+    def free(self, block_id: int) -> None: ...
+    def free_many(self, block_ids: Iterable[int]) -> None: ...
+    def ref_count(self, block_id: int) -> int: ...
+
+
+class BlockTable:
+    """The blocks of one sequence, in order.
+
+    Invariant: the table holds one reference to each block it lists, and lists as many
+    as num_tokens needs. It writes only into blocks that it holds alone. Whatever raises
+    leaves table and allocator as they were.
+
+    A hole, None in block_ids, is a logical block that `drop_before` gave back; asking
+    for a position in it is a ValueError. Source: the paper, section 4.2.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        block_size: int,
+        block_ids: Iterable[int | None] = (),
+        num_tokens: int = 0,
+    ) -> None:
+        """Takes over the references to block_ids: the caller gives up its own."""
+        self.allocator = allocator
+        self.block_size = block_size
+        self.num_tokens = num_tokens
+        self._block_ids = list(block_ids)
+        needed = num_blocks_for(num_tokens, block_size)
+        if len(self._block_ids) != needed:
+            raise ValueError(
+                f"{num_tokens} tokens need {needed} blocks of {block_size}, "
+                f"got {len(self._block_ids)}"
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        """How many logical blocks there are, holes included."""
+        return len(self._block_ids)
+
+    @property
+    def block_ids(self) -> list[int | None]:
+        """The physical blocks in logical order, as a copy; None marks a hole."""
+        return list(self._block_ids)
+
+    def append_tokens(self, n: int) -> list[int]:
+        """Make room for n more tokens and return their slots, all or nothing.
+
+        Raises OutOfBlocksError when the pool is too small, SharedBlockError when the
+        last block is partly filled and others hold it too: they would read the write.
+        """
+        if n < 0:
+            raise ValueError(f"n must be >= 0, got {n}")
+        if n and self.num_tokens % self.block_size:
+            tail = self.translate(self.num_blocks - 1)
+            holders = self.allocator.ref_count(tail)
+            if holders > 1:
+                raise SharedBlockError(
+                    f"block {tail} has {holders} holders: copy it before you write"
+                )
+        needed = num_blocks_for(self.num_tokens + n, self.block_size)
+        self._block_ids += self.allocator.allocate_many(needed - self.num_blocks)
+        self.num_tokens += n
+        return self.slots(self.num_tokens - n, self.num_tokens)
+
+    def translate(self, logical_block: int) -> int:
+        """The physical block that holds a logical one."""
+        return self.translate_many((logical_block,))[0]
+
+    def translate_many(self, logical_blocks: Iterable[int]) -> list[int]:
+        """The physical blocks that hold these logical ones.
+
+        Raises IndexError outside the table, ValueError in a hole.
+        """
+        physical: list[int] = []
+        for logical_block in logical_blocks:
+            # Python would take -1 for the last block.
+            if not 0 <= logical_block < len(self._block_ids):
+                raise IndexError(
+                    f"logical block must be in 0 … {self.num_blocks - 1}, "
+                    f"got {logical_block}"
+                )
+            block_id = self._block_ids[logical_block]
+            if block_id is None:
+                raise ValueError(f"logical block {logical_block} was given back")
+            physical.append(block_id)
+        return physical
+
+    def slot(self, position: int) -> int:
+        """Where the token at this position lies: block_id * block_size + offset."""
+        return self.slots(position, position + 1)[0]
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """The slots of the positions from start up to, not including, stop."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise IndexError(
+                f"positions must be in 0 … {self.num_tokens - 1}, "
+                f"got {start} … {stop - 1}"
+            )
+        if start == stop:
+            return []
+        size = self.block_size
+        first, last = start // size, (stop - 1) // size
+        slots: list[int] = []
+        for block_id in self.translate_many(range(first, last + 1)):
+            slots += range(block_id * size, (block_id + 1) * size)
+        # Whole blocks were taken: cut what lies before start and behind stop.
+        return slots[start - first * size : stop - first * size]
+
+    def replace(self, logical_block: int, block_id: int) -> None:
+        """Put another block in place: its reference is taken over, the old given up."""
+        old = self.translate(logical_block)
+        self.allocator.free_many((old,))
+        self._block_ids[logical_block] = block_id
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget all but the first num_tokens tokens; blocks left empty are freed.
+
+        Raises ValueError where the new last block would be partly filled and is a hole:
+        nothing could be appended to it.
+        """
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ValueError(
+                f"num_tokens must be in 0 … {self.num_tokens}, got {num_tokens}"
+            )
+        kept = num_blocks_for(num_tokens, self.block_size)
+        if num_tokens % self.block_size:
+            self.translate(kept - 1)
+        self._give_back(range(kept, self.num_blocks))
+        del self._block_ids[kept:]
+        self.num_tokens = num_tokens
+
+    def drop_before(self, position: int) -> None:
+        """Give back the blocks whose tokens all stand before this position.
+
+        They become holes, and nothing moves. For models in which every layer looks
+        through a sliding window. Raises IndexError beyond num_tokens.
+        """
+        if not 0 <= position <= self.num_tokens:
+            raise IndexError(
+                f"position must be in 0 … {self.num_tokens}, got {position}"
+            )
+        passed = range(position // self.block_size)
+        self._give_back(passed)
+        for logical_block in passed:
+            self._block_ids[logical_block] = None
+
+    def free(self) -> None:
+        """Give back everything; the table is empty then and may be used again."""
+        self.truncate(0)
+
+    def _give_back(self, logical_blocks: range) -> None:
+        # Tail first: a prefix cache forgets the end of a prompt before its beginning.
+        held = (self._block_ids[i] for i in reversed(logical_blocks))
+        self.allocator.free_many([b for b in held if b is not None])

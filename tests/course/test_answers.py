@@ -1,0 +1,122 @@
+"""Wrong answers are caught by their own task; right answers of another kind are not.
+
+A wrong answer is the solution with one place replaced, and the misconception behind it
+in words. All answers to one exercise are graded in one session.
+"""
+
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from course.grader import ExerciseResult, grade_variants
+from course.manifest import Chapter, load
+
+EXERCISES = [chapter for chapter in load().chapters if chapter.exercise]
+AT_LEAST = {"02": 8, "04": 10, "05": 8, "06": 14, "07": 8}  # wrong ones; elsewhere 5
+
+Results = Callable[[Chapter], dict[str, ExerciseResult]]
+
+each_exercise = pytest.mark.parametrize(
+    "chapter", EXERCISES, ids=[chapter.id for chapter in EXERCISES]
+)
+
+
+@cache
+def wrong_answers(chapter: Chapter) -> list[dict[str, str]]:
+    if not chapter.wrong_answers_path.exists():
+        return []
+    text = chapter.wrong_answers_path.read_text(encoding="utf-8")
+    return tomllib.loads(text)["wrong"]
+
+
+def right_answers(chapter: Chapter) -> dict[str, Path]:
+    paths = sorted(chapter.right_answers_dir.glob("*.py"))
+    return {f"right {path.stem}": path for path in paths}
+
+
+def each_wrong_answer() -> pytest.MarkDecorator:
+    cases = [
+        pytest.param(chapter, entry, id=f"{chapter.id}-{entry['name']}")
+        for chapter in EXERCISES
+        for entry in wrong_answers(chapter)
+    ]
+    return pytest.mark.parametrize(("chapter", "entry"), cases)
+
+
+def each_right_answer() -> pytest.MarkDecorator:
+    cases = [
+        pytest.param(chapter, name, id=f"{chapter.id}-{name}")
+        for chapter in EXERCISES
+        for name in right_answers(chapter)
+    ]
+    return pytest.mark.parametrize(("chapter", "name"), cases)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Grades all answers to an exercise when the first of them is asked for."""
+
+    @cache
+    def results_of(chapter: Chapter) -> dict[str, ExerciseResult]:
+        folder = tmp_path_factory.mktemp(chapter.id)
+        solution = chapter.solution_path.read_text(encoding="utf-8")
+        variants = right_answers(chapter)
+        own_task = {entry["name"]: entry["task"] for entry in wrong_answers(chapter)}
+        for entry in wrong_answers(chapter):
+            path = variants[entry["name"]] = folder / f"{entry['name']}.py"
+            text = solution.replace(entry["find"], entry["replace"])
+            path.write_text(text, encoding="utf-8")
+        return grade_variants(chapter.id, variants, only=own_task)
+
+    return results_of
+
+
+@each_exercise
+def test_an_exercise_has_enough_wrong_answers(chapter: Chapter) -> None:
+    entries = wrong_answers(chapter)
+    assert len(entries) >= AT_LEAST.get(chapter.id, 5)
+    names = Counter(entry["name"] for entry in entries)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@each_exercise
+def test_every_task_has_a_wrong_answer(chapter: Chapter) -> None:
+    tasks = {task.id for task in chapter.tasks}
+    assert {entry["task"] for entry in wrong_answers(chapter)} == tasks
+
+
+@each_wrong_answer()
+def test_a_wrong_answer_is_one_change_to_the_solution_with_a_reason(
+    chapter: Chapter, entry: dict[str, str]
+) -> None:
+    solution = chapter.solution_path.read_text(encoding="utf-8")
+    assert solution.count(entry["find"]) == 1
+    assert entry["replace"] != entry["find"]
+    assert len(entry["misconception"].split()) >= 4
+
+
+@each_wrong_answer()
+def test_a_wrong_answer_loses_its_own_task(
+    results: Results, chapter: Chapter, entry: dict[str, str]
+) -> None:
+    result = results(chapter)[entry["name"]]
+    assert result.problem is None
+    assert [task.id for task in result.tasks] == [entry["task"]]
+    assert result.tasks[0].status == "failed"
+
+
+@each_right_answer()
+def test_a_right_answer_of_another_kind_scores_everything(
+    results: Results, chapter: Chapter, name: str
+) -> None:
+    result = results(chapter)[name]
+    assert result.ok, [task.failure for task in result.tasks if task.failure]
+    assert result.points == result.max_points
+
+
+def test_exercise_04_has_four_right_answers_of_another_kind() -> None:
+    assert len(right_answers(load().chapter("04"))) >= 4

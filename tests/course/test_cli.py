@@ -1,0 +1,376 @@
+"""The command line: exit codes, what is said, and what is kept."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from course import grader
+from course.cli import main
+from course.grader import ExerciseResult, Failure, GraderError, Report, TaskResult
+from course.manifest import ROOT
+
+COMMANDS = ["grade", "status", "hint", "reset", "solution"]
+COMMANDS += ["doctor", "lab", "get-model", "build"]
+FAILURE = Failure(
+    test="test_sum",
+    claim="1 and 2 are added",
+    history=("add(1, 2) -> 4",),
+    expected="3",
+    got="4",
+    printed="thinking\n",
+    location="exercises/ex00_hello.py:5",
+)
+UNSOLVED = Failure(test="test_sum", claim="", message="exercise 0.1 is not solved yet")
+
+
+def result(status="passed", failure=None, isolation=("a process of its own",)):
+    points = 2 if status == "passed" else 0
+    task = TaskResult("0.1", "Add two numbers", points, 2, status, 3, 0, failure)
+    exercise = ExerciseResult("ex00_hello", "exercises/ex00_hello.py", (task,))
+    return Report((exercise,), list(isolation))
+
+
+@pytest.fixture
+def course(tiny_course, monkeypatch, capsys):
+    """Run one command on the tiny course; its exit code and what it printed."""
+    monkeypatch.setattr(
+        grader, "grade", lambda ids, target, root: result(), raising=False
+    )
+
+    def run(*words):
+        code = main(words, tiny_course)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    run("build", "--stubs")
+    return run
+
+
+def graded(monkeypatch, report):
+    def grade(ids, target, root):
+        if isinstance(report, Exception):
+            raise report
+        asked.append((list(ids), target))
+        return report
+
+    asked: list = []
+    monkeypatch.setattr(grader, "grade", grade, raising=False)
+    return asked
+
+
+def solve(root):
+    path = root / "exercises" / "ex00_hello.py"
+    path.write_text("def add(a, b):\n    return a + b\n")
+    return path
+
+
+# --- exit codes
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        (result(), 0),
+        (result("failed", FAILURE), 1),
+        (result("not verified"), 1),
+        (GraderError("the tests cannot be collected"), 3),
+        (RuntimeError("a bug"), 3),
+    ],
+)
+def test_the_exit_code_says_how_grading_went(course, monkeypatch, report, code):
+    graded(monkeypatch, report)
+    assert course("grade")[0] == code
+    assert course("grade", "0.1")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["grade", "99"], "no chapter 99; there are: 00 hello, 01 goodbye"),
+        (["grade", "0.9"], "no task 0.9; there are: 0.1"),
+        (["grade", "1"], "chapter 01 has no exercise; these have one: 00"),
+        (["grade", "--target", "nowhere"], "there is no nowhere"),
+        (["hint", "0"], "course hint 0.1   Add two numbers"),
+        (["hint", "0.7"], "no task 0.7; there are: 0.1"),
+        (["reset", "7"], "no chapter 7; there are: 00 hello, 01 goodbye"),
+        (["solution", "1"], "chapter 01 has no exercise"),
+        (["lab", "99"], "no chapter 99; there are: 00 hello, 01 goodbye"),
+        (["build", "99"], "no chapter 99; there are: 00 hello, 01 goodbye"),
+    ],
+)
+def test_what_does_not_exist_is_answered_with_what_does(course, words, answer):
+    code, said = course(*words)
+    assert code == 2
+    assert answer in said
+
+
+def test_no_command_shows_the_commands_and_is_wrong_usage(course):
+    code, said = course()
+    assert code == 2
+    assert all(f"    {command} " in said for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"examples:\n  course {command}" in capsys.readouterr().out
+
+
+def test_the_real_command_answers_for_a_chapter_that_is_not_there(tmp_path):
+    command = [sys.executable, "-m", "course", "grade", "99"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "no chapter 99; there are: 00 start_here, 01 kv_cache" in done.stderr
+
+
+def test_starting_imports_nothing_that_takes_time():
+    heavy = "('rich', 'torch', 'pytest', 'nbformat', 'jupytext', 'numpy', 'asyncio')"
+    code = f"import sys, course.cli; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+# --- grading
+
+
+def test_grading_asks_for_the_named_exercises_once_each(course, monkeypatch):
+    asked = graded(monkeypatch, result())
+    course("grade", "00", "0", "ex00_hello")
+    course("grade")
+    assert [ids for ids, _ in asked] == [["00"], ["00"]]
+
+
+def test_the_learners_files_are_graded_unless_a_target_is_given(
+    course, monkeypatch, tiny_course
+):
+    asked = graded(monkeypatch, result())
+    course("grade", "0")
+    course("grade", "0", "--target", "solutions")
+    course("grade", "0", "--target", str(tiny_course / "course"))
+    assert [target.relative_to(tiny_course).name for _, target in asked] == [
+        "exercises",
+        "solutions",
+        "course",
+    ]
+
+
+def test_a_failure_shows_claim_history_expected_got_and_what_to_type(
+    course, monkeypatch
+):
+    graded(monkeypatch, result("failed", FAILURE))
+    said = course("grade", "0")[1]
+    for line in [
+        "0.1   Add two numbers  0 of 2  failed",
+        "claim     1 and 2 are added",
+        "done      add(1, 2) -> 4",
+        "expected  3",
+        "got       4",
+        "printed   thinking",
+        "where     exercises/ex00_hello.py:5",
+        "next      course hint 0.1   or, after a change, course grade 0",
+        "0 of 1 tasks, 0 of 2 points",
+    ]:
+        assert line in said
+
+
+def test_an_unsolved_task_takes_one_line(course, monkeypatch):
+    graded(monkeypatch, result("failed", UNSOLVED))
+    said = course("grade", "0")[1]
+    assert "not solved yet" in said and "claim" not in said
+    assert "next: course hint 0.1" in said
+
+
+def test_the_solutions_get_no_hints(course, monkeypatch):
+    graded(monkeypatch, result("failed", FAILURE))
+    said = course("grade", "0", "--target", "solutions")[1]
+    assert "hint" not in said
+    assert "course grade 0 --target solutions" in said
+
+
+def test_a_file_that_cannot_be_used_is_said_once(course, monkeypatch):
+    report = result("failed", Failure("t", "c", message="no module"))
+    exercise = replace(
+        report.exercises[0], problem="line 3 is not Python", printed="before that\n"
+    )
+    graded(monkeypatch, Report((exercise,)))
+    said = course("grade", "0")[1]
+    assert "what     line 3 is not Python\n  printed  before that" in said
+    assert "claim" not in said and "no module" not in said
+
+
+def test_paths_are_shown_from_the_root(course, monkeypatch, tiny_course):
+    where = str(tiny_course / "exercises" / "ex00_hello.py")
+    failure = replace(FAILURE, location=f"{where}:5", message=f"it ended at {where}:7")
+    graded(monkeypatch, result("failed", failure))
+    said = course("grade", "0")[1]
+    assert "where     exercises/ex00_hello.py:5" in said
+    assert "what      it ended at exercises/ex00_hello.py:7" in said
+
+
+def test_what_was_not_verified_is_said_and_never_passed(course, monkeypatch):
+    graded(monkeypatch, result("not verified"))
+    said = course("grade", "0")[1]
+    assert "not verified on this machine: 0.1" in said
+    assert "0 of 1 tasks, 0 of 2 points" in said and "passed" not in said
+
+
+def test_output_off_a_terminal_is_plain_and_80_wide(course, monkeypatch):
+    trick = Failure("t", "red \x1b[31malert\x07 " * 20, ("x" * 300,), message="m")
+    graded(monkeypatch, result("failed", trick))
+    said = course("grade", "0")[1] + course("status")[1] + course("hint", "0.1")[1]
+    assert "\x1b" not in said and "\x07" not in said
+    assert max(len(line) for line in said.splitlines()) <= 80
+    assert not set(said) & set("─│╭╮╰╯━┃")
+
+
+def test_json_holds_the_whole_report(course, monkeypatch, tmp_path):
+    report = result("failed", FAILURE)
+    graded(monkeypatch, report)
+    course("grade", "0", "--json", str(tmp_path / "out.json"))
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert data == json.loads(json.dumps(report.to_json()))
+
+
+# --- status, hint, reset, solution
+
+
+def test_each_call_reveals_one_more_hint(course):
+    first, second, third, again = (course("hint", "0.1")[1] for _ in range(4))
+    assert "first hint" in first and "second hint" not in first
+    assert "second hint" in second and "third hint" not in second
+    assert "first hint" in third and "third hint" in third
+    assert again == third
+
+
+def test_status_follows_the_learner(course, monkeypatch, tiny_course):
+    assert "not started" in course("status")[1]
+    path = solve(tiny_course)
+    assert "not graded yet: course grade 0" in course("status")[1]
+    course("grade", "0")
+    assert "done" in course("status")[1] and "2 of 2 points" in course("status")[1]
+    path.write_text(path.read_text() + "# better\n")
+    assert "edited since it was graded: course grade 0" in course("status")[1]
+    graded(monkeypatch, result("failed", FAILURE))
+    course("grade", "0")
+    said = course("status")[1]
+    assert "next: task 0.1, Add two numbers: course hint 0.1 helps" in said
+
+
+def test_grading_something_else_is_no_progress(course, tiny_course):
+    solve(tiny_course)
+    course("grade", "0", "--target", "solutions")
+    assert "not graded yet" in course("status")[1]
+
+
+def test_a_folder_that_cannot_be_written_still_grades(course, tiny_course):
+    (tiny_course / ".course").write_text("in the way")
+    solve(tiny_course)
+    assert course("grade", "0")[0] == 0
+    assert course("hint", "0.1")[0] == 0
+    assert course("status")[0] == 0
+
+
+def test_progress_that_cannot_be_read_starts_again(course, tiny_course):
+    course("hint", "0.1")
+    (tiny_course / ".course" / "progress.json").write_text("[1, 2")
+    assert "second hint" not in course("hint", "0.1")[1]
+
+
+def test_progress_is_ignored_by_git(course, tiny_course):
+    course("hint", "0.1")
+    assert (tiny_course / ".course" / ".gitignore").read_text() == "*\n"
+
+
+def test_reset_keeps_what_the_learner_wrote(course, tiny_course):
+    path = tiny_course / "exercises" / "ex00_hello.py"
+    stub = path.read_text()
+    written = solve(tiny_course).read_text()
+    code, said = course("reset", "0")
+    assert code == 0 and path.read_text() == stub
+    (backup,) = (tiny_course / "exercises" / "backups").iterdir()
+    assert backup.read_text() == written
+    assert f"your version is kept in exercises/backups/{backup.name}" in said
+
+
+def test_two_resets_in_a_second_keep_both_versions(course, tiny_course):
+    for text in ("one = 1\n", "two = 2\n"):
+        (tiny_course / "exercises" / "ex00_hello.py").write_text(text)
+        course("reset", "0")
+    kept = sorted(
+        p.read_text() for p in (tiny_course / "exercises" / "backups").iterdir()
+    )
+    assert kept == ["one = 1\n", "two = 2\n"]
+
+
+def test_an_untouched_stub_is_not_backed_up(course, tiny_course):
+    assert "nothing to reset" in course("reset", "0")[1]
+    assert not (tiny_course / "exercises" / "backups").exists()
+
+
+def test_the_solution_shows_only_after_passing(course, monkeypatch, tiny_course):
+    path = solve(tiny_course)
+    assert course("solution", "0")[0] == 1
+    course("grade", "0")
+    code, said = course("solution", "0")
+    assert code == 0 and "It could as well be sum((a, b))." in said
+    path.write_text(path.read_text() + "# changed\n")
+    assert course("solution", "0")[0] == 1
+    graded(monkeypatch, result("failed", FAILURE))
+    course("grade", "0")
+    assert course("solution", "0")[0] == 1
+
+
+def test_the_solution_shows_to_those_who_insist(course):
+    code, said = course("solution", "0", "--anyway")
+    assert code == 0 and "return a + b" in said
+
+
+# --- build
+
+
+def test_a_failed_build_and_check_say_so_in_the_exit_code(course, tiny_course):
+    assert course("build", "--check")[0] == 1
+    (tiny_course / "chapters" / "src" / "01_goodbye.md").unlink()
+    assert course("build", "1")[0] == 1
+
+
+def test_building_over_a_half_solved_exercise_says_that_it_is_left_alone(
+    course, tiny_course
+):
+    text = solve(tiny_course).read_text()
+    code, said = course("build", "--stubs", "0")
+    assert code == 0 and "left alone: it has been edited" in said
+    assert (tiny_course / "exercises" / "ex00_hello.py").read_text() == text
+
+
+# --- on a terminal
+
+
+def test_a_terminal_gets_colours_and_frames(tiny_course):
+    import pty
+
+    code = (
+        "import sys; from pathlib import Path; from course.terminal import Out;"
+        "Out().box('0.1 Add', [('got', '4 [bold]not markup[/bold]')], style='red')"
+    )
+    shown, typed = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=typed,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "90"},
+        cwd=ROOT,
+    )
+    os.close(typed)
+    said = os.read(shown, 65536).decode()
+    os.close(shown)
+    assert done.returncode == 0
+    assert "╭─" in said and "\x1b[" in said
+    assert "[bold]not markup[/bold]" in said

@@ -1,0 +1,400 @@
+"""The eight guarantees, on small courses and on the real exercises.
+
+How wrong and hostile answers fare is held by test_grader_attacks and test_answers.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_exercise import answer, write_course
+
+from course.grader import GraderError, grade, grade_variants, warm
+from course.grader.grading import grade_papers
+from course.grader.paper import paper_in
+from course.manifest import ROOT, Chapter, load
+from course.stubs import make_stub
+
+PLANTED = {
+    "conftest.py": "import pytest\n\n\ndef pytest_runtest_makereport(item, call):\n",
+    "pytest.ini": "[pytest]\naddopts = --collect-only\n",
+    "sitecustomize.py": "",
+    "numpy.py": "def floor(x): return 7\n",
+    "json.py": "def loads(x): return {'value': 7}\n",
+    "pytest.py": "def main(*args, **kwargs): return 0\n",
+    "ex04_pool.pyc": "",
+}
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    return write_course(tmp_path / "Maria Muster's course")
+
+
+def add_test(course: Path, source: str) -> None:
+    path = course / "tests" / "exercises" / "test_ex05_twice.py"
+    path.write_text(path.read_text() + source, encoding="utf-8")
+
+
+# 1. The right file is graded.
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """All real exercises: as stubs; and each with only those up to it solved."""
+    manifest = load()
+    chapters = [chapter for chapter in manifest.chapters if chapter.exercise]
+    stubs = tmp_path_factory.mktemp("stubs")
+    papers = []
+    for chapter in chapters:
+        solution = chapter.solution_path.read_text(encoding="utf-8")
+        stub = make_stub(solution, chapter.solution_path.name)
+        (stubs / chapter.exercise_path.name).write_text(stub, encoding="utf-8")
+    for chapter in chapters:
+        solved = tmp_path_factory.mktemp(f"up to {chapter.id}")
+        for each in chapters:
+            done = each.number <= chapter.number
+            source = each.solution_path if done else stubs / each.exercise_path.name
+            (solved / source.name).write_bytes(source.read_bytes())
+        papers.append(paper_in(stubs, chapter, manifest, variant="stub"))
+        papers.append(paper_in(solved, chapter, manifest, variant="solved"))
+    results, _ = grade_papers(papers)
+    return dict(zip([(p.chapter, p.variant) for p in papers], results, strict=True))
+
+
+def exercises() -> list[Chapter]:
+    return [chapter for chapter in load().chapters if chapter.exercise]
+
+
+@pytest.mark.parametrize("chapter", exercises(), ids=lambda chapter: chapter.id)
+def test_a_pristine_stub_scores_0_and_is_called_unsolved(
+    real: dict, chapter: Chapter
+) -> None:
+    result = real[chapter, "stub"]
+    assert result.points == 0 and not result.ok
+    for task in result.tasks:
+        assert task.failure.message.startswith("not solved yet: exercise "), task
+
+
+@pytest.mark.parametrize("chapter", exercises(), ids=lambda chapter: chapter.id)
+def test_a_solution_scores_all_with_only_the_exercises_up_to_it_solved(
+    real: dict, chapter: Chapter
+) -> None:
+    result = real[chapter, "solved"]
+    assert result.ok and result.points == result.max_points, result.tasks
+
+
+def test_a_marker_planted_in_the_learners_file_shows_up(course: Path) -> None:
+    file = course / "exercises" / "ex04_pool.py"
+    file.parent.mkdir()
+    file.write_text(answer(allocate="raise KeyError('marker 417')"))
+    report = grade(["4"], course / "exercises", root=course)
+    failure = report.exercises[0].tasks[0].failure
+    assert failure is not None
+    assert failure.got == "KeyError: marker 417"
+    line = file.read_text().splitlines().index("        raise KeyError('marker 417')")
+    assert failure.location == f"{file}:{line + 1}"
+    assert failure.message == "pool.allocate() raised it here: " + (
+        "raise KeyError('marker 417')"
+    )
+
+
+def test_an_edit_is_seen_by_the_next_grading(course: Path) -> None:
+    file = course / "ex05_twice.py"
+    file.write_text("def twice(x: int) -> int:\n    return 3 * x\n")
+    (course / "ex04_pool.py").write_text(answer())
+    assert grade(["5"], course, root=course).points == 0
+    file.write_text("def twice(x: int) -> int:\n    return 2 * x\n")
+    assert grade(["5"], course, root=course).points == 2
+
+
+def test_a_file_that_is_not_there_is_said_and_the_others_are_graded(
+    course: Path,
+) -> None:
+    (course / "solutions" / "ex05_twice.py").unlink()
+    report = grade(["4", "5"], course / "solutions", root=course)
+    there, missing = report.exercises
+    assert there.ok
+    assert missing.points == 0 and missing.max_points == 2
+    assert missing.problem is not None
+    assert missing.problem.endswith("ex05_twice.py is not there")
+
+
+# 4. A test counts only if it was seen to run and hold.
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("\n@task('5.1')\ndef test_x(exercise): import pytest; pytest.skip()", "skips"),
+        ("\ndef test_x(exercise): exercise.twice(1)", "exactly one @task"),
+        ("\n@task('5.1')\ndef test_x(): pass", "uses the fixture `exercise`"),
+        ("\n@task('5.1')\ndef test_x(exercise): pass", "never touches the exercise"),
+        ("\n@task('9.1')\ndef test_x(exercise): exercise.twice(1)", "no task 9.1"),
+        ("\n@task('5.1')\ndef test_x(exercise): exercise.thrice(1)", "touches ex05"),
+        ("\n@task('5.1')\ndef test_x(exercise): exercise.twice(object())", "passes an"),
+        ("\nimport nowhere_to_be_found", "cannot be collected"),
+    ],
+)
+def test_a_broken_test_is_the_graders_failure_not_the_learners(
+    course: Path, source: str, words: str
+) -> None:
+    add_test(course, source)
+    with pytest.raises(GraderError, match=words):
+        grade(["5"], course / "solutions", root=course)
+
+
+def test_a_task_without_a_test_never_passes(course: Path) -> None:
+    path = course / "tests" / "exercises" / "test_ex05_twice.py"
+    path.write_text("from course.grader import task\n")
+    with pytest.raises(GraderError, match=r"task 5\.1 has no test"):
+        grade(["5"], course / "solutions", root=course)
+
+
+def test_a_test_that_expects_any_error_does_not_swallow_a_death(course: Path) -> None:
+    add_test(
+        course,
+        """
+import pytest
+
+@task("5.1")
+def test_errors_are_welcome(exercise):
+    with pytest.raises(Exception):
+        exercise.twice(-1)
+""",
+    )
+    file = course / "dies.py"
+    file.write_text(
+        "import os\n\n"
+        "def twice(x: int) -> int:\n    return 6 if x > 0 else os._exit(0)\n"
+    )
+    (course / "ex04_pool.py").write_text(answer())
+    report = grade(["5"], file, root=course)
+    failure = report.exercises[0].tasks[0].failure
+    assert failure is not None
+    assert failure.message.startswith("twice(-1) ended its process with exit code 0")
+
+
+def test_files_beside_the_exercise_change_nothing(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = course / "planted"
+    folder.mkdir()
+    trace = course / "trace"
+    for name, text in PLANTED.items():
+        spy = f"open({str(trace)!r}, 'a').write({name!r})\n"
+        (folder / name).write_text(spy + text if name.endswith(".py") else text)
+    (folder / "ex04_pool.py").write_text(answer(allocate="return 7"))
+    (folder / "ex05_twice.py").write_text(
+        "import json, math, numpy\n\n"
+        "def twice(x: int) -> int:\n    return int(numpy.floor(2.5 * x) - 1)\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend("")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only")
+    report = grade(["4", "5"], Path(), root=course)
+    wrong, right = report.exercises
+    assert wrong.tasks[0].status == "failed" and right.ok
+    assert not trace.exists()
+
+
+def test_a_module_beside_the_exercise_is_not_taken_and_the_message_says_so(
+    course: Path,
+) -> None:
+    (course / "helpers_of_mine.py").write_text("two = 2\n")
+    (course / "ex04_pool.py").write_text(answer(top="from helpers_of_mine import two"))
+    report = grade(["4"], course, root=course)
+    problem = report.exercises[0].problem
+    assert problem is not None
+    assert "only ex04_pool.py itself is graded, not the files beside it" in problem
+
+
+def test_what_learner_code_prints_never_reaches_the_graders_own_output(
+    course: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loud = """
+        import os, sys
+        for file in (sys.stdout, sys.stderr, sys.__stdout__):
+            print("4.1 passed", file=file, flush=True)
+        os.write(1, b"all tests passed")
+        os.system("echo 4 of 4 points")
+        return 7
+    """
+    (course / "ex04_pool.py").write_text(answer(allocate=loud))
+    failure = grade(["4"], course, root=course).exercises[0].tasks[0].failure
+    assert capfd.readouterr() == ("", "")
+    assert failure is not None
+    assert "4.1 passed" in failure.printed and "4 of 4 points" in failure.printed
+
+
+# 6. Earlier exercises that one needs are the learner's own.
+
+
+def test_what_an_exercise_needs_is_the_learners_own_file(course: Path) -> None:
+    folder = course / "exercises"
+    folder.mkdir()
+    for name in ("ex04_pool.py", "ex05_twice.py"):
+        (folder / name).write_bytes((course / "solutions" / name).read_bytes())
+    own = answer().replace("return len(self._free)", "return 5")
+    (folder / "ex04_pool.py").write_text(own)
+    report = grade(["5"], folder, root=course)
+    failure = report.exercises[0].tasks[0].failure
+    assert failure is not None and failure.got == "5"
+    (folder / "ex04_pool.py").unlink()
+    problem = grade(["5"], folder, root=course).exercises[0].problem
+    assert problem is not None and "ex04_pool.py is not there" in problem
+
+
+# 7. What cannot be checked here is not verified.
+
+UNVERIFIED = """
+from course.grader import not_verified
+
+@task("5.1")
+def test_on_a_gpu(exercise):
+    not_verified("needs a GPU")
+"""
+
+
+def test_a_test_that_cannot_run_here_is_counted_as_not_verified(course: Path) -> None:
+    add_test(course, UNVERIFIED)
+    task = grade(["5"], course / "solutions", root=course).exercises[0].tasks[0]
+    assert (task.status, task.num_tests, task.num_not_verified) == ("passed", 2, 1)
+
+
+def test_a_task_of_which_nothing_could_run_is_not_verified_and_has_no_points(
+    course: Path,
+) -> None:
+    path = course / "tests" / "exercises" / "test_ex05_twice.py"
+    path.write_text("from course.grader import task\n" + UNVERIFIED)
+    report = grade(["5"], course / "solutions", root=course)
+    task = report.exercises[0].tasks[0]
+    assert (task.status, task.points, report.ok) == ("not verified", 0, False)
+
+
+# 8. Wherever it is called from, whatever files are called.
+
+
+def test_any_working_directory_and_other_peoples_names(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "José García, 2. Versuch"
+    elsewhere.mkdir()
+    file = elsewhere / "ex04 – Zoë O'Brien (final).py"
+    file.write_text("# Zoë O'Brien 🐢\n" + answer(), encoding="utf-8")
+    monkeypatch.chdir(elsewhere)
+    report = grade(["4"], Path(file.name), root=course)
+    assert report.ok
+    assert report.exercises[0].path == str(file)
+
+
+# What a learner reads.
+
+
+def test_a_failure_names_history_expected_and_got(course: Path) -> None:
+    file = course / "4.py"
+    file.write_text(answer(allocate="print('asked'); return len(self._free)"))
+    failure = grade(["4"], file, root=course).exercises[0].tasks[0].failure
+    assert failure is not None
+    assert failure.claim == "a pool of 3 hands out each of its blocks once"
+    assert failure.history == ("pool = Pool(3)", *["pool.allocate() -> 3"] * 3)
+    assert (failure.expected, failure.got) == ("[0, 1, 2]", "[3, 3, 3]")
+    assert failure.printed == "asked\n" * 3
+
+
+def test_a_report_is_plain_data(course: Path) -> None:
+    report = grade(["4", "5"], course / "solutions", root=course)
+    data = json.loads(json.dumps(report.to_json()))
+    assert (data["points"], data["max_points"], data["ok"]) == (6, 6, True)
+    assert data["exercises"][0]["tasks"][0]["id"] == "4.1"
+
+
+def test_variants_do_not_see_each_other(course: Path) -> None:
+    files = {}
+    for name, text in {"right": answer(), "wrong": answer(ids="return [7]")}.items():
+        files[name] = course / f"{name}.py"
+        files[name].write_text(text)
+    results = grade_variants("4", files, root=course)
+    assert results["right"].ok
+    assert [task.status for task in results["wrong"].tasks].count("failed") == 1
+
+
+# Hypothesis.
+
+PROPERTY = """
+from hypothesis import given, strategies as st
+
+@task("5.1")
+@given(st.lists(st.integers(0, 50), max_size=8))
+def test_lists(exercise, numbers):
+    for number in numbers:
+        expect(exercise.twice(number), 2 * number, "twice")
+"""
+
+
+def test_hypothesis_reports_the_smallest_case(course: Path) -> None:
+    add_test(course, PROPERTY)
+    file = course / "5.py"
+    file.write_text("def twice(x: int) -> int:\n    return 2 * min(x, 9)\n")
+    (course / "ex04_pool.py").write_text(answer())
+    failure = grade(["5"], file, root=course).exercises[0].tasks[0].failure
+    assert failure is not None
+    assert failure.history == ("twice(10) -> 18",)
+    assert (failure.expected, failure.got) == ("20", "18")
+
+
+def test_after_a_hang_hypothesis_starts_no_further_worker(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_test(course, PROPERTY)
+    file = course / "5.py"
+    file.write_text(
+        "def twice(x: int) -> int:\n    while x > 9: pass\n    return 2 * x\n"
+    )
+    (course / "ex04_pool.py").write_text(answer())
+    forks = []
+    fork = warm.WarmProcess.fork
+    monkeypatch.setattr(
+        warm.WarmProcess, "fork", lambda *args: forks.append(1) or fork(*args)
+    )
+    start = time.monotonic()
+    failure = grade(["5"], file, root=course).exercises[0].tasks[0].failure
+    assert failure is not None
+    assert failure.message.endswith("did not come back within 2 seconds")
+    assert "same calls" not in failure.message  # it is not reported as flaky
+    assert len(forks) == 2  # one for each test
+    assert time.monotonic() - start < 10
+
+
+# Plain pytest, on the real exercises.
+
+
+def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    tests = load().chapter("00").tests_path
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", str(tests), "-q", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+
+
+def test_plain_pytest_tests_solutions_or_a_target_with_or_without_a_worker(
+    tmp_path: Path,
+) -> None:
+    chapter = load().chapter("00")
+    wrong = make_stub(chapter.solution_path.read_text(), chapter.solution_path.name)
+    wrong = wrong.replace("NotImplementedError(", "RuntimeError('told by pytest' or ")
+    (tmp_path / chapter.exercise_path.name).write_text(wrong)
+    assert run_pytest().returncode == 0
+    assert run_pytest("--in-process").returncode == 0
+    for extra in ((), ("--in-process",)):
+        run = run_pytest("--target", str(tmp_path), *extra)
+        assert run.returncode == 1
+        assert "told by pytest" in run.stdout

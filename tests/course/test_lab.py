@@ -1,0 +1,143 @@
+"""`course lab`: serves anywhere, opens a browser only where one can open."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from course import lab
+from course.cli import main
+
+START = "import sys; from course.cli import main; from pathlib import Path; "
+START += "sys.exit(main(sys.argv[2:], Path(sys.argv[1])))"
+
+
+@pytest.fixture
+def display(monkeypatch):
+    """A machine on which a browser may open, whatever this one is."""
+    monkeypatch.setattr(lab, "_is_root", lambda: False)
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # no mark of a container
+    return {"DISPLAY": ":0"}
+
+
+def test_a_browser_opens_where_there_is_a_display(display):
+    assert lab.why_no_browser(display) == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ({"NO_BROWSER": "1"}, "NO_BROWSER"),
+        ({"SSH_CONNECTION": "10.0.0.1 22"}, "SSH"),
+    ],
+)
+def test_a_browser_stays_closed_when_told_so_and_over_ssh(display, variable, words):
+    assert words in lab.why_no_browser(display | variable)
+
+
+def test_a_browser_stays_closed_as_root_and_in_a_container(display, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda self: str(self) == "/.dockerenv")
+    assert "container" in lab.why_no_browser(display)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    monkeypatch.setattr(lab, "_is_root", lambda: True)
+    assert "root" in lab.why_no_browser(display)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="displays are named on Linux alone")
+def test_a_browser_stays_closed_without_a_display(display):
+    assert "display" in lab.why_no_browser({})
+
+
+def test_root_is_allowed_only_when_it_is_root(monkeypatch):
+    for is_root in (True, False):
+        monkeypatch.setattr(lab, "_is_root", lambda value=is_root: value)
+        command = lab.server_command(Path("/c"), "127.0.0.1", 1, "/lab", browser=False)
+        assert ("--allow-root" in command) == is_root
+
+
+def test_the_token_is_not_on_the_command_line():
+    command = lab.server_command(Path("/c"), "127.0.0.1", 1, "/lab", browser=False)
+    assert not any("token" in word for word in command)
+    assert lab.server_environment("secret")["JUPYTER_TOKEN"] == "secret"
+
+
+def test_this_environment_comes_first_on_the_path():
+    first = lab.server_environment("secret")["PATH"].split(os.pathsep)[0]
+    assert Path(first) == Path(sys.executable).parent
+
+
+def test_a_taken_port_is_passed_over():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert lab.free_port("127.0.0.1", port) > port
+
+
+def test_a_host_that_is_not_here_is_said(tiny_course, capsys):
+    (tiny_course / "chapters" / "01_goodbye.ipynb").write_text("{}")
+    assert main(["lab", "1", "--host", "192.0.2.1"], tiny_course) == 1
+    assert "192.0.2.1 has no free port" in capsys.readouterr().out
+
+
+def test_a_chapter_that_is_not_built_is_not_served(tiny_course, capsys):
+    assert main(["lab", "1"], tiny_course) == 1
+    assert "course build 1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_chapter_is_served_until_ctrl_c(tiny_course):
+    """The printed address works as it stands, and nothing is left behind."""
+    notebook = tiny_course / "chapters" / "01_goodbye.ipynb"
+    notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4}')
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = subprocess.Popen(
+            [sys.executable, "-c", START, str(tiny_course), "lab", "1"],
+            env=os.environ | {"NO_BROWSER": "1", "PORT": str(port)},
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        assert server.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said and (line := server.stdout.readline()):
+            said += line
+        try:
+            _check_address(said, port)
+        finally:
+            server.send_signal(signal.SIGINT)
+            rest, _ = server.communicate(timeout=30)
+    assert server.returncode == 0 and "has ended" in rest
+    assert not _running(str(tiny_course))
+
+
+def _check_address(said: str, taken: int) -> None:
+    address = re.search(r"http://127\.0\.0\.1:(\d+)/(\S+)\?token=(\w+)", said)
+    assert address is not None, said
+    port, page, token = address.groups()
+    assert f"port {taken} is taken; using {port}" in said
+    assert page == "lab/tree/chapters/01_goodbye.ipynb"
+    with urllib.request.urlopen(address[0]) as answer:
+        assert answer.status == 200
+    contents = f"http://127.0.0.1:{port}/api/contents/chapters?token={token}"
+    with urllib.request.urlopen(contents) as answer:
+        names = [entry["name"] for entry in json.load(answer)["content"]]
+    assert "01_goodbye.ipynb" in names
+
+
+def _running(word: str) -> bool:
+    """Whether a process with this word on its command line is there in a second."""
+    time.sleep(1)
+    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    return any(word in part for command in commands for part in command or ())
