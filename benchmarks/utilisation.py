@@ -7,6 +7,9 @@ paper's means (cv 1, seed 0), or come from a trace:
 
     python benchmarks/utilisation.py --trace FILE    a CSV file with the columns
         TIMESTAMP, ContextTokens, GeneratedTokens; only the order of the rows matters
+
+Such a file is AzureLLMInferenceTrace_conv.csv, the LLM inference trace 2023 of the
+Azure public dataset (github.com/Azure/AzurePublicDataset).
 """
 
 import argparse

@@ -71,7 +71,7 @@ def every_interleaving(
 
     Each run has a fresh subject from make(). Methods are called by a lambda,
     `lambda pool: pool.allocate()`; opcodes of the lambda itself and of files in course/
-    don't count. A run in which the second call is stuck (StuckError) is the last one.
+    don't count. A run in which a call is stuck (StuckError) is the last one.
     """
     opcode = 1
     while run := run_paused(make, first, second, opcode):

@@ -120,6 +120,4 @@ def verdict_of(task: "TaskResult") -> str:
 
 
 def is_unsolved(task: "TaskResult") -> bool:
-    """Whether the task failed only because its stub is still there."""
-    failure = task.failure
-    return failure is not None and "not solved yet" in failure.message
+    return task.failure is not None and task.failure.is_unsolved

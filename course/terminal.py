@@ -30,7 +30,7 @@ class Out:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
         self._console = _console(self.stream)
-        self._is_transient = False  # what stands in the current line
+        self._is_transient = False  # whether the current line is to be written over
 
     def line(self, text: str = "", style: str = "", indent: int = 0) -> None:
         """One paragraph; a line that is too long goes on under its own beginning."""

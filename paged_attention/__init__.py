@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paged_attention.allocator import BlockAllocator
+    from paged_attention.attention import paged_attention
     from paged_attention.block import KVBlock, num_blocks_for
     from paged_attention.block_table import BlockTable
     from paged_attention.config import CacheConfig
@@ -34,6 +35,7 @@ _MODULE_OF = {
     "copy_on_write": "sharing",
     "fork": "sharing",
     "num_blocks_for": "block",
+    "paged_attention": "attention",
 }
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "copy_on_write",
     "fork",
     "num_blocks_for",
+    "paged_attention",
 ]
 
 

@@ -27,7 +27,8 @@ class BlockAllocator:
 
     Invariant: a block is on the free list exactly once if its ref_count is 0, and
     not at all otherwise. Every method either keeps its promise or raises and changes
-    nothing. Safe to call from several threads: each method holds one lock.
+    nothing. Safe to call from several threads: one lock is held by whatever changes
+    the pool or looks at more than one number of it.
     Source: the paper, section 4.5; `BlockPool` in vLLM's v1/core/block_pool.py.
     """
 
@@ -53,7 +54,8 @@ class BlockAllocator:
     @property
     def free_block_ids(self) -> list[int]:
         """The free list as a copy, the next block to be handed out first."""
-        return [block.block_id for block in reversed(self._free)]
+        with self._lock:
+            return [block.block_id for block in reversed(self._free)]
 
     def can_allocate(self, n: int) -> bool:
         """Whether n blocks are free now; another thread may be quicker to take them."""

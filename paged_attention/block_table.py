@@ -7,6 +7,7 @@ and finding one again by its content (`prefix_cache`).
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Protocol
 
 from paged_attention.block import num_blocks_for
@@ -126,11 +127,12 @@ class BlockTable:
             return []
         size = self.block_size
         first, last = start // size, (stop - 1) // size
-        slots: list[int] = []
-        for block_id in self.translate_many(range(first, last + 1)):
-            slots += range(block_id * size, (block_id + 1) * size)
-        # Whole blocks were taken: cut what lies before start and behind stop.
-        return slots[start - first * size : stop - first * size]
+        block_ids = self.translate_many(range(first, last + 1))
+        runs = [range(b * size, (b + 1) * size) for b in block_ids]
+        # Cut what lies behind stop, then before start: it may be the same block.
+        runs[-1] = runs[-1][: stop - last * size]
+        runs[0] = runs[0][start - first * size :]
+        return list(chain.from_iterable(runs))
 
     def replace(self, logical_block: int, block_id: int) -> None:
         """Put another block in place: its reference is taken over, the old given up."""

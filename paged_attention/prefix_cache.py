@@ -88,7 +88,8 @@ class PrefixCache:
             hits.append(cached.block_id)
             parent = cached
         for block_id in hits:
-            self.share(block_id)
+            self.allocator.share(block_id)
+            self._evictable.pop(block_id, None)
         num_tokens = len(hits) * self.block_size
         return self._block_table_class(self, self.block_size, hits, num_tokens)
 
@@ -206,8 +207,9 @@ class PrefixCache:
     ) -> Iterator[tuple[int, ...]]:
         """The full blocks among the first num_tokens tokens, from block first on."""
         size = self.block_size
-        for end in range((first + 1) * size, num_tokens + 1, size):
-            yield tuple(token_ids[end - size : end])
+        tokens = tuple(token_ids[first * size : num_tokens])
+        for end in range(size, len(tokens) + 1, size):
+            yield tokens[end - size : end]
 
     def _evict(self) -> None:
         block_id, _ = self._evictable.popitem(last=False)

@@ -46,3 +46,48 @@ def attention(
     is_future = position > position[seq_len - num_queries :, None]
     weights = scores.masked_fill(is_future, float("-inf")).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    query_start_loc: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attention over scattered blocks: one query token at a time, one key at a time.
+
+        query            [num_tokens, num_heads, head_dim]
+        key_cache        [num_blocks, block_size, num_kv_heads, head_dim]
+                         value_cache the same
+        block_tables     [num_seqs, max_num_blocks]   the unused tail is ignored
+        seq_lens         [num_seqs]       tokens in the cache, the new ones too
+        query_start_loc  [num_seqs + 1]   where each sequence's query tokens begin
+
+    The last query token of a sequence stands at position seq_len - 1 and the others
+    before it. Each sees itself and what is before it, at most window keys in all.
+    Without query_start_loc each sequence has one. A sequence of length 0 gives zeros.
+    Computed in the dtype of the inputs: hand over float64 to get the exact answer.
+    """
+    block_size = key_cache.shape[1]
+    lengths = seq_lens.tolist()
+    starts = range(len(lengths) + 1)
+    if query_start_loc is not None:
+        starts = query_start_loc.tolist()
+    result = torch.zeros_like(query)
+    for i, seq_len in enumerate(lengths):
+        for token in range(starts[i], starts[i + 1]) if seq_len else ():
+            position = seq_len - (starts[i + 1] - token)
+            first = 0 if window is None else max(0, position + 1 - window)
+            places = [
+                (int(block_tables[i, j // block_size]), j % block_size)
+                for j in range(first, position + 1)
+            ]
+            key = torch.stack([key_cache[place] for place in places])
+            value = torch.stack([value_cache[place] for place in places])
+            result[token] = attention(query[token : token + 1], key, value, scale)[0]
+    return result

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "paged_attention"
 
 FLOORS = [
-    ["config", "block", "params", "errors", "reference", "kernels"],
+    ["config", "block", "params", "errors", "reference", "kernels", "attention_torch"],
     ["allocator", "contiguous", "kv_cache", "attention", "sampling"],
     ["block_table"],
     ["sharing", "prefix_cache"],
@@ -29,6 +29,7 @@ OUTSIDE = {
     "kernels": {"torch", "triton"},
     "kv_cache": {"torch"},
     "attention": {"torch"},
+    "attention_torch": {"torch"},
     "sampling": {"torch"},
     "hf": {"torch", "transformers"},
     "engine": {"torch"},
@@ -108,7 +109,7 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = paged_attention.PageTable
 
 
-@pytest.mark.parametrize("name", ["allocator", "block", "config", "errors"])
-def test_bookkeeping_needs_no_torch(name):
-    blocked = f"import sys; sys.modules['torch'] = None; import paged_attention.{name}"
-    fresh_python(blocked)
+@pytest.mark.parametrize("room", sorted({*map(room_of, rooms())} - set(OUTSIDE)))
+def test_bookkeeping_needs_no_torch(room):
+    blocked = "import sys; sys.modules['torch'] = sys.modules['triton'] = None"
+    fresh_python(f"{blocked}; import paged_attention.{room}")

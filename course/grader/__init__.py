@@ -1,5 +1,18 @@
 """The grader. Tests import their words from here; the command line imports grade().
 
+The way from a test to the learner's code, and who does what on it:
+
+    claims        what a test says: expect, expect_raises, …
+    proxy         what it holds in place of the learner's objects
+    conversation  what it may touch (contract), and whether the type that came is right
+    exchange      words for whatever comes instead of a value (failures, replay)
+    channel       one socket, one request at a time; codec and crossing say what crosses
+    worker        the learner's process: loads the file (guard, given) and answers
+
+Around it: grading runs one pytest session (plugin) over papers, verdict keeps score,
+bench and warm hand out workers, which zygote forks behind the walls of isolation;
+hidden lends them objects of the grader; history, explain and report tell what happened.
+
 Names are loaded when first used: a worker, which is the learner's process, imports
 modules of this package and must not drag pytest along.
 """

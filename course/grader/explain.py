@@ -4,7 +4,7 @@ import pytest
 
 from course.grader.conversation import Conversation
 from course.grader.failures import CheckFailed, LearnerError, is_unsolved
-from course.grader.report import Failure
+from course.grader.report import UNSOLVED, Failure
 
 
 def failure_of(
@@ -40,7 +40,7 @@ def words_for(error: BaseException) -> str:
     if not isinstance(learner, LearnerError):
         return f"the test stopped with {type(error).__name__}: {error}"
     if is_unsolved(error):
-        return f"not solved yet: {learner.text}"
+        return f"{UNSOLVED}{learner.text}"
     words = f"{learner.call} raised {learner.name}: {learner.text}"
     if learner.location:
         words += f" at {learner.location}: {learner.line}"

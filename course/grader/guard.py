@@ -12,6 +12,7 @@ from pathlib import Path
 
 ANSWERS = ("solutions", "tests", "exercises")
 NEVER_REFUSED = ("paged_attention", "paged_attention.errors")
+HIDDEN = "course.grader.helpers.hidden_"  # classes of the bug hunts, some of them right
 
 
 class LearnerLoader(SourceLoader):
@@ -60,6 +61,11 @@ class ImportGuard(MetaPathFinder):
             return (
                 f"{fullname} is refused: an exercise is graded without the course's "
                 f"{fullname.split('.')[0]}; write the answer in your own file"
+            )
+        if fullname.startswith(HIDDEN):
+            return (
+                f"{fullname} is refused: these classes are the grader's own; "
+                "write the answer in your own file"
             )
         for refused in self._refuses:
             inside = fullname == refused or fullname.startswith(refused + ".")

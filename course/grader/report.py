@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 Status = Literal["passed", "failed", "not verified"]
 
+UNSOLVED = "not solved yet: "  # so begins the message of a stub that is still there
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -18,6 +20,11 @@ class Failure:
     message: str = ""  # what happened, where it is more than a wrong value
     printed: str = ""  # the end of what the learner's code printed
     location: str | None = None  # the learner's file:line, if known
+
+    @property
+    def is_unsolved(self) -> bool:
+        """Whether the task failed only because its stub is still there."""
+        return self.message.startswith(UNSOLVED)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ FAILURE = Failure(
     printed="thinking\n",
     location="exercises/ex00_hello.py:5",
 )
-UNSOLVED = Failure(test="test_sum", claim="", message="exercise 0.1 is not solved yet")
+UNSOLVED = Failure("test_sum", "", message="not solved yet: exercise 0.1: add the two")
 
 
 def result(status="passed", failure=None, isolation=("a process of its own",)):
@@ -186,6 +186,13 @@ def test_an_unsolved_task_takes_one_line(course, monkeypatch):
     said = course("grade", "0")[1]
     assert "not solved yet" in said and "claim" not in said
     assert "next: course hint 0.1" in said
+
+
+def test_an_error_that_only_speaks_of_it_is_shown_whole(course, monkeypatch):
+    failure = replace(FAILURE, message="add() raised it: not solved yet: exercise 0.1")
+    graded(monkeypatch, result("failed", failure))
+    said = course("grade", "0")[1]
+    assert "0 of 2  failed" in said and "claim     1 and 2 are added" in said
 
 
 def test_the_solutions_get_no_hints(course, monkeypatch):

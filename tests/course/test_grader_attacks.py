@@ -14,6 +14,8 @@ import pytest
 from tiny_exercise import Session, answer, grade_answers
 
 from course.grader import ExerciseResult
+from course.grader.isolation import LANDLOCK, NAMESPACES
+from course.grader.warm import WarmProcess
 from course.manifest import ROOT
 
 PLANTED = ROOT / "tests" / "planted_by_an_attack.txt"
@@ -176,6 +178,10 @@ IMPORTS = {
     "importlib": in_allocate(
         "import importlib; importlib.import_module('paged_attention.allocator')",
         "paged_attention.allocator is refused",
+    ),
+    "a hunt's right answer": at_import(
+        "from course.grader.helpers.hidden_allocators import Right",
+        "hidden_allocators is refused: these classes are the grader's own",
     ),
 }
 
@@ -344,6 +350,15 @@ OUTSIDE = {
     ),
 }
 
+# What keeps them in. Containers often forbid it; then there is nothing to verify here,
+# and test_grader_walls holds that the verdict stands without.
+HELD_BACK_BY = {
+    "kills its parent": NAMESPACES,
+    "signals the grader": NAMESPACES,
+    "opens other memory": NAMESPACES,
+    "writes files": LANDLOCK,
+}
+
 HARMLESS = {
     "thread without end": Attack(
         answer(
@@ -403,9 +418,20 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Session:
+def walls() -> str:
+    """What this machine allows, in words."""
+    process = WarmProcess(())
     try:
-        return run(tmp_path_factory.mktemp("outside"), OUTSIDE)
+        return " ".join(process.walls).lower()
+    finally:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory, walls: str) -> Session:
+    held = {name: OUTSIDE[name] for name in OUTSIDE if HELD_BACK_BY[name] in walls}
+    try:
+        return run(tmp_path_factory.mktemp("outside"), held)
     finally:
         PLANTED.unlink(missing_ok=True)
 
@@ -438,5 +464,9 @@ def test_the_memory_of_the_grader_stays_bounded(session: Session) -> None:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_worker_cannot_reach_past_its_walls(outside: Session, name: str) -> None:
+def test_a_worker_cannot_reach_past_its_walls(
+    outside: Session, walls: str, name: str
+) -> None:
+    if HELD_BACK_BY[name] not in walls:
+        pytest.skip(f"not verified: no {HELD_BACK_BY[name]} on this machine")
     check_losses(outside.results[name], OUTSIDE[name])

@@ -20,7 +20,7 @@ from course.manifest import ROOT, Chapter, load
 from course.stubs import make_stub
 
 PLANTED = {
-    "conftest.py": "import pytest\n\n\ndef pytest_runtest_makereport(item, call):\n",
+    "conftest.py": "def pytest_runtest_logreport(report): report.outcome = 'passed'\n",
     "pytest.ini": "[pytest]\naddopts = --collect-only\n",
     "sitecustomize.py": "",
     "numpy.py": "def floor(x): return 7\n",

@@ -1,6 +1,7 @@
 """The manifest: the one list of chapters, tasks, points and hints."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -81,6 +82,16 @@ def test_every_text_of_a_chapter_is_there():
         assert chapter.question.endswith("?"), chapter.stem
         assert chapter.goal.endswith("."), chapter.stem
         assert chapter.title and chapter.minutes > 0, chapter.stem
+
+
+def test_the_readme_maps_the_chapters_that_are_here():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d\d) \| (.+) \| (.+) \|$", readme, re.MULTILINE)
+    here = [(id_, name, question) for id_, name, question in rows if "](" in name]
+    assert [id_ for id_, _, _ in here] == [chapter.id for chapter in CHAPTERS]
+    for chapter, (_, name, question) in zip(CHAPTERS, here, strict=True):
+        assert name.endswith(f"](chapters/{chapter.notebook.name})")
+        assert question == chapter.question
 
 
 @pytest.mark.parametrize(

@@ -905,6 +905,27 @@ def test_the_steps_do_not_grow_with_the_pool(exercise):
 
 
 @task("7.4")
+def test_the_work_does_not_grow_with_the_pool(exercise):
+    """Sees what C functions do. Only what is slow three times in a row is slow."""
+    helper, kind = f"{HELPERS}:microseconds_of_use", exercise.PrefixIndex
+    slow = []
+    for _ in range(3):
+        small, large = (
+            in_worker(exercise, helper, kind, size) for size in (100, 8_000)
+        )
+        slow = [name for name in small if large[name] > 5 * small[name] + 20]
+        if not slow:
+            return
+    name = slow[0]
+    fail(
+        f"{name} does as much work in a large pool as in a small one",
+        expected=f"about {small[name]:.1f} µs, as in a pool of 100 blocks",
+        got=f"{large[name]:.1f} µs in a pool of 8,000: does it search, sort, copy, or "
+        "move a whole list (`in`, remove, index, min)?",
+    )
+
+
+@task("7.4")
 def test_the_index_does_not_grow_for_ever(exercise):
     helper = f"{HELPERS}:growth"
     gained = in_worker(exercise, helper, exercise.PrefixIndex, 5_000)

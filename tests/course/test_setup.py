@@ -1,0 +1,124 @@
+"""`make setup`: nothing twice, and torch from where the design says."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from course import bootstrap
+from course.manifest import ROOT
+
+INDEX = "https://index.example/cpu"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of what `make` reads, set up a minute ago."""
+    folder = tmp_path / "a course"
+    (folder / ".venv").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    ready = folder / ".venv" / "ready"
+    ready.write_text(str(folder.resolve()))
+    a_minute_ago = time.time() - 60
+    os.utime(folder / "pyproject.toml", (a_minute_ago - 60, a_minute_ago - 60))
+    os.utime(ready, (a_minute_ago, a_minute_ago))
+    return folder
+
+
+def sets_up(folder: Path) -> bool:
+    """Whether `make test` would run the set-up; nothing is run."""
+    planned = subprocess.run(
+        ["make", "--dry-run", "test"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "pytest" in planned.stdout
+    return "bootstrap.py" in planned.stdout
+
+
+def test_setup_does_nothing_where_nothing_changed(folder):
+    assert not sets_up(folder)
+
+
+def test_setup_runs_on_first_use_and_after_a_change_of_pyproject(folder):
+    os.utime(folder / "pyproject.toml")
+    assert sets_up(folder)
+    (folder / ".venv" / "ready").unlink()
+    assert sets_up(folder)
+
+
+def test_setup_runs_in_a_folder_that_was_moved(folder):
+    assert sets_up(folder.rename(folder.with_name("moved")))
+
+
+@pytest.fixture
+def installed(monkeypatch) -> list[tuple[str, ...]]:
+    """What would be installed for torch, on a machine that is Linux without a GPU."""
+    calls: list[tuple[str, ...]] = []
+
+    def pip(*arguments: str, check: bool = True) -> bool:
+        calls.append(arguments)
+        return True
+
+    monkeypatch.setattr(bootstrap, "pip", pip)
+    monkeypatch.setattr(bootstrap.sys, "platform", "linux")
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
+    monkeypatch.setattr(bootstrap, "answers", lambda url: True)
+    monkeypatch.setenv("TORCH_INDEX", INDEX)
+    return calls
+
+
+def test_torch_comes_from_the_cpu_index_that_answers(installed):
+    bootstrap.install_torch()
+    requirement = bootstrap.torch_requirement()
+    assert installed == [("install", requirement, "--index-url", INDEX)]
+    assert requirement in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("reason", ["empty", "silent", "has a GPU", "not Linux"])
+def test_torch_comes_from_pips_own_index_otherwise(installed, monkeypatch, reason):
+    if reason == "empty":
+        monkeypatch.setenv("TORCH_INDEX", "")
+    elif reason == "silent":
+        monkeypatch.setattr(bootstrap, "answers", lambda url: False)
+    elif reason == "has a GPU":
+        monkeypatch.setattr(bootstrap.shutil, "which", lambda name: "/bin/nvidia-smi")
+    else:
+        monkeypatch.setattr(bootstrap.sys, "platform", "darwin")
+    bootstrap.install_torch()
+    assert installed == [("install", bootstrap.torch_requirement())]
+
+
+def test_torch_that_the_index_does_not_have_comes_from_pips_own(installed, monkeypatch):
+    def pip(*arguments: str, check: bool = True) -> bool:
+        installed.append(arguments)
+        return "--index-url" not in arguments
+
+    monkeypatch.setattr(bootstrap, "pip", pip)
+    bootstrap.install_torch()
+    assert ["--index-url" in call for call in installed] == [True, False]
+
+
+def test_an_index_that_never_answers_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr(bootstrap, "PROBE_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        start = time.monotonic()
+        assert not bootstrap.answers(f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        assert time.monotonic() - start < 2
+
+
+def test_an_old_python_is_named_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)  # whatever happens, not ours
+    monkeypatch.setattr(bootstrap, "works", lambda: pytest.fail("it went on"))
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 10, 4, "final", 0))
+    with pytest.raises(SystemExit, match=r"3\.11 or newer is needed, this is 3\.10\.4"):
+        bootstrap.main()
