@@ -19,6 +19,8 @@ bench: setup
 	@for file in benchmarks/*.py; do .venv/bin/python $$file || exit 1; done
 soak: setup
 	@.venv/bin/python tests/soak.py
+	@.venv/bin/python tests/soak_attention.py
+	@.venv/bin/python tests/test_compile.py
 setup: .venv/ready
 
 # The stamp holds the folder that .venv was made for: one that was moved or copied

@@ -42,6 +42,13 @@ class Session:
 
     def exercise(self, which: str) -> Chapter:
         chapter = self.manifest.chapter(which)
+        if which.endswith(".py"):
+            places = [Path(which).resolve(), (self.root / which).resolve()]
+            if chapter.exercise_path.resolve() not in places:
+                number = chapter.number
+                raise UsageError(
+                    f"for that file: course grade {number} --target {which}"
+                )
         if not chapter.exercise:
             having = ", ".join(c.id for c in self.manifest.chapters if c.exercise)
             raise UsageError(
@@ -107,7 +114,7 @@ def _asked(session: Session) -> tuple[set[str], list[Chapter]]:
     tasks: set[str] = set()
     exercises: dict[Chapter, None] = {}
     for which in session.options.chapters:
-        if "." in which:
+        if _is_task(which):
             tasks.add(session.manifest.task(which).id)
             exercises[session.manifest.chapter_of(which)] = None
         else:
@@ -115,10 +122,14 @@ def _asked(session: Session) -> tuple[set[str], list[Chapter]]:
     if tasks:
         # `grade 3 4.1` shows all of 3 and one task of 4
         for which in session.options.chapters:
-            if "." not in which:
+            if not _is_task(which):
                 tasks |= {task.id for task in session.exercise(which).tasks}
     having = [c for c in session.manifest.chapters if c.exercise]
     return tasks, [c for c in having if c in exercises] or having
+
+
+def _is_task(which: str) -> bool:
+    return "." in which and not which.endswith((".py", ".ipynb"))
 
 
 def _target(text: str, root: Path) -> Path:
@@ -183,7 +194,7 @@ def _hint(session: Session) -> int:
     from course.progress import Progress
 
     which = session.options.task
-    if "." not in which:
+    if not _is_task(which):
         tasks = session.exercise(which).tasks
         listed = "\n".join(f"  course hint {task.id}   {task.title}" for task in tasks)
         raise UsageError(f"a hint for which task?\n{listed}")

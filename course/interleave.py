@@ -168,7 +168,10 @@ class _OpcodeCounter:
         try:
             return action()
         finally:
+            is_kept = sys.gettrace() == self._on_call
             sys.settrace(before)
+            if not is_kept:
+                raise RuntimeError("the call switched the tracing off (sys.settrace)")
 
     def _on_call(self, frame: FrameType, event: str, arg: object) -> Any:
         is_ours = frame.f_code.co_filename.startswith(_COURSE)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,11 +24,22 @@ TRUE = ("1", "true", "yes", "on")
 
 
 def serve(chapter: Chapter, out: Out, host: str, first_port: int, browser: bool) -> int:
-    """Run JupyterLab until it is told to end; 0 unless it failed."""
+    """Run JupyterLab until it is told to end; 0 unless it failed.
+
+    Where one of this folder runs already, only say the chapter's address in it.
+    """
     if not chapter.notebook.exists():
-        number = chapter.number
-        out.line(f"{chapter.notebook} is not built yet: course build {number}")
+        out.line(f"chapter {chapter.id}, {chapter.title}, is not here yet")
         return 1
+    page = f"/lab/tree/chapters/{chapter.notebook.name}"
+    no_browser = "" if browser else "--no-browser was given"
+    no_browser = no_browser or why_no_browser(os.environ)
+    if address := address_in_running_server(chapter.root, page):
+        out.line("JupyterLab is running already. The chapter's address there:", "bold")
+        out.stream.write(f"\n    {address}\n\n")
+        if not no_browser:
+            webbrowser.open(address)
+        return 0
     try:
         port = free_port(host, first_port)
     except OSError as error:
@@ -35,10 +47,15 @@ def serve(chapter: Chapter, out: Out, host: str, first_port: int, browser: bool)
         return 1
     if port != first_port:
         out.line(f"port {first_port} is taken; using {port}", "yellow")
-    no_browser = "" if browser else "--no-browser was given"
-    no_browser = no_browser or why_no_browser(os.environ)
+    return _run(chapter, out, (host, port), page, no_browser)
+
+
+def _run(
+    chapter: Chapter, out: Out, at: tuple[str, int], page: str, no_browser: str
+) -> int:
+    """Start the server at a host and port; wait for its end, or end it on Ctrl-C."""
+    host, port = at
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(24)
-    page = f"/lab/tree/chapters/{chapter.notebook.name}"
     out.line("starting JupyterLab …", "dim")
     out.stream.flush()
     server = subprocess.Popen(
@@ -61,6 +78,19 @@ def serve(chapter: Chapter, out: Out, host: str, first_port: int, browser: bool)
         return 0
     finally:
         _stop(server)
+
+
+def address_in_running_server(root: Path, page: str) -> str | None:
+    """Where a server of this folder that runs already shows the page."""
+    from jupyter_server.serverapp import list_running_servers
+
+    for server in list_running_servers():
+        host, port = server.get("hostname", ""), server.get("port")
+        # A process may live on that does not serve any more, or have another's number.
+        if Path(server.get("root_dir", "")) == root and _is_up(host, port):
+            query = f"?token={server['token']}" if server.get("token") else ""
+            return f"http://{_reached_at(host)}:{port}{page}{query}"
+    return None
 
 
 def server_command(
@@ -147,14 +177,21 @@ def _answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
     """Wait until the server answers; False if it ended or took too long."""
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
-        connection = http.client.HTTPConnection(_reached_at(host), port, timeout=2)
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/api")
-            if connection.getresponse().status == 200:
-                return True
-        connection.close()
+        if _is_up(host, port):
+            return True
         time.sleep(0.1)
     return False
+
+
+def _is_up(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(_reached_at(host), port, timeout=2)
+    try:
+        connection.request("GET", "/api")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _announce(out: Out, address: str, no_browser: str) -> None:

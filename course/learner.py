@@ -4,6 +4,7 @@ import shutil
 import time
 from pathlib import Path
 
+from course.answer import readable
 from course.manifest import Chapter, Manifest, Task
 from course.progress import Progress, Standing
 from course.stubs import is_pristine, make_stub
@@ -18,7 +19,9 @@ def status(manifest: Manifest, progress: Progress, out: Out) -> int:
     reached = most = 0
     for chapter in manifest.chapters:
         points, words, style = "", "to read", "dim"
-        if chapter.exercise:
+        if not chapter.notebook.exists():
+            words = "not here yet"
+        elif chapter.exercise:
             standing = progress.standing(chapter)
             if chapter.points:
                 points = f"{standing.points:2} of {chapter.points:2}"
@@ -47,7 +50,9 @@ def _in_words(chapter: Chapter, standing: Standing) -> tuple[str, str]:
 
 
 def _next_step(manifest: Manifest, progress: Progress) -> str:
-    for chapter in (c for c in manifest.chapters if c.exercise):
+    for chapter in manifest.chapters:
+        if not (chapter.exercise and chapter.notebook.exists()):
+            continue
         standing = progress.standing(chapter)
         if standing.state == "missing":
             return f"course reset {chapter.number}"
@@ -97,8 +102,9 @@ def reset(chapter: Chapter, out: Out) -> int:
             out.line(f"{shown} is untouched; there is nothing to reset")
             return 0
         if not is_pristine(present):
-            backup = _backup(path)
-            out.line(f"your version is kept in {backup.relative_to(chapter.root)}")
+            backup = _backup(path).relative_to(chapter.root)
+            out.line(f"your version is kept in {backup}; to have it back:")
+            out.log(f"  cp {backup} {shown}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(stub, encoding="utf-8")
     out.line(f"{shown} is as it was at the start")
@@ -120,16 +126,17 @@ def _backup(path: Path) -> Path:
 def solution(chapter: Chapter, progress: Progress, out: Out, anyway: bool) -> int:
     """Print the master solution, to those who have one of their own."""
     standing = progress.standing(chapter)
-    solved = standing.state == "graded" and len(standing.passed) == len(chapter.tasks)
-    if not (solved or anyway):
-        number = chapter.number
+    number = chapter.number
+    open_tasks = [task for task in chapter.tasks if task.id not in standing.passed]
+    if not anyway and (open_tasks or standing.state != "graded"):
+        helps = f"course hint {open_tasks[0].id} helps; " if open_tasks else ""
         out.line(
             f"The solution shows after course grade {number} has passed every task of "
             f"your file as it is now ({_in_words(chapter, standing)[0]}). "
-            f"course hint {number}.1 helps; course solution {number} --anyway shows it."
+            f"{helps}course solution {number} --anyway shows it."
         )
         return 1
     out.line(str(chapter.solution_path.relative_to(chapter.root)), style="bold")
     out.line()
-    out.code(chapter.solution_path.read_text(encoding="utf-8"))
+    out.code(readable(chapter.solution_path.read_text(encoding="utf-8")))
     return 0

@@ -114,8 +114,10 @@ class Manifest:
     chapters: tuple[Chapter, ...]
 
     def chapter(self, which: str | int) -> Chapter:
-        """The chapter meant by 4, "4", "04", "ex04", "04_free_list", …"""
+        """The chapter meant by 4, "4", "04", "ex04", "04_free_list", or its file."""
         text = str(which).strip().lower()
+        if text.endswith((".py", ".ipynb")):
+            text = Path(text).stem
         for chapter in self.chapters:
             names = {chapter.id, str(chapter.number), chapter.stem}
             if text in names | {f"ex{name}" for name in names}:
@@ -124,9 +126,10 @@ class Manifest:
         raise UnknownChapterError(f"no chapter {which}; there are: {known}")
 
     def task(self, task_id: str) -> Task:
-        tasks = {task.id: task for chapter in self.chapters for task in chapter.tasks}
+        chapter = self.chapter(task_id.partition(".")[0])
+        tasks = {task.id: task for task in chapter.tasks}
         if task_id not in tasks:
-            known = ", ".join(tasks)
+            known = ", ".join(tasks) or f"none in chapter {chapter.id}"
             raise UnknownChapterError(f"no task {task_id}; there are: {known}")
         return tasks[task_id]
 

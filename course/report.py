@@ -1,5 +1,6 @@
 """The grader's report, as a learner reads it."""
 
+import ast
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ STYLES = {
 }
 # The last lines are the ones that say where a program stopped.
 PRINTED_LINES = 8
+SOURCE_CHARS = 60  # of a line that is not Python
 
 
 class Reading:
@@ -38,7 +40,7 @@ class Reading:
         """Print verdicts, failures and what to type next."""
         for exercise in report.exercises:
             self._exercise(exercise)
-        self._sum([t for e in report.exercises for t in self._tasks(e)])
+        self._sum(report)
 
     def _tasks(self, exercise: "ExerciseResult") -> list["TaskResult"]:
         return [t for t in exercise.tasks if not self.only or t.id in self.only]
@@ -55,7 +57,7 @@ class Reading:
             out.row(cells, [0, 4, width, 6], style=STYLES[verdict])
         if exercise.problem:
             # one message is enough where the file itself cannot be used
-            fields = [("what", exercise.problem), *_printed(exercise.printed)]
+            fields = list(self._problem_fields(exercise, exercise.problem))
             out.box("No task could be graded", fields, style="red")
             return
         for task in tasks:
@@ -63,14 +65,33 @@ class Reading:
                 fields = list(self._fields(task, task.failure))
                 out.box(f"{task.id} {task.title}", fields, style="red")
 
+    def _problem_fields(
+        self, exercise: "ExerciseResult", problem: str
+    ) -> Iterator[Field]:
+        yield "what", self._short(problem)
+        file = Path(exercise.path)
+        if error := syntax_error_of(file):
+            yield "where", f"{self._short(exercise.path)}:{error.lineno}"
+            yield "line", _pointed_at(error)
+        yield from _printed(exercise.printed)
+        yield "next", self._after_a_problem(exercise)
+
+    def _after_a_problem(self, exercise: "ExerciseResult") -> str:
+        number = int(exercise.tasks[0].id.split(".")[0])
+        if self.target:
+            return f"course grade {number} --target {self.target}"
+        if not Path(exercise.path).exists():
+            return f"course reset {number}"
+        return f"change the file, then course grade {number}"
+
     def _fields(self, task: "TaskResult", failure: "Failure") -> Iterator[Field]:
-        yield "claim", failure.claim or failure.test
+        yield "claim", self._short(failure.claim or failure.test)
         if failure.history:
-            yield "done", "\n".join(failure.history)
+            yield "done", self._short("\n".join(failure.history))
         if failure.expected:
             yield "expected", failure.expected
         if failure.got:
-            yield "got", failure.got
+            yield "got", self._short(failure.got) + _about_none(failure)
         if failure.message:
             yield "what", self._short(failure.message)
         yield from _printed(failure.printed)
@@ -79,21 +100,37 @@ class Reading:
         yield "test", failure.test
         yield "next", next_command(task.id, self.target)
 
-    def _sum(self, tasks: list["TaskResult"]) -> None:
+    def _sum(self, report: "Report") -> None:
         out = self.out
+        tasks = [
+            task for exercise in report.exercises for task in self._tasks(exercise)
+        ]
         points, most = sum(t.points for t in tasks), sum(t.max_points for t in tasks)
         passed = sum(task.status == "passed" for task in tasks)
         out.line()
         out.line(f"{passed} of {len(tasks)} tasks, {points} of {most} points", "bold")
         if unverified := [t.id for t in tasks if t.status == "not verified"]:
             out.line(f"not verified on this machine: {', '.join(unverified)}", "yellow")
-        failed = next((task for task in tasks if task.status == "failed"), None)
-        if self.target:
-            return
-        if failed is not None:
-            out.line(f"next: {next_command(failed.id)}", "cyan")
-        elif passed == len(tasks):
-            out.line("next: course status", "cyan")
+        if not self.target and (step := self._next_step(report)):
+            out.line(f"next: {step}", "cyan")
+
+    def _next_step(self, report: "Report") -> str:
+        """For what was shown first; then for the other tasks of these exercises."""
+        shown = [
+            task for exercise in report.exercises for task in self._tasks(exercise)
+        ]
+        for exercise in report.exercises:
+            if exercise.problem:
+                return self._after_a_problem(exercise)
+        for task in shown:
+            if task.status == "failed":
+                return next_command(task.id)
+        for exercise in report.exercises:
+            for task in exercise.tasks:
+                if task.status == "failed":
+                    return f"task {task.id}, {task.title}: course grade {task.id}"
+        done = all(task.status == "passed" for task in shown)
+        return "course status" if done else ""
 
     def _short(self, text: str) -> str:
         return text.replace(f"{self.root}/", "")
@@ -109,10 +146,34 @@ def _printed(text: str) -> list[Field]:
 
 def next_command(task_id: str, target: str = "") -> str:
     """What to type after this task has failed."""
-    number = int(task_id.split(".")[0])
     if target:
-        return f"course grade {number} --target {target}"
-    return f"course hint {task_id}   or, after a change, course grade {number}"
+        return f"course grade {task_id} --target {target}"
+    return f"course hint {task_id}   or, after a change, course grade {task_id}"
+
+
+def _about_none(failure: "Failure") -> str:
+    """What the likeliest reason is for nothing where there should be something."""
+    is_none = failure.got in ("None", "None (NoneType)")
+    return ": is a `return` missing?" if is_none and failure.expected else ""
+
+
+def syntax_error_of(file: Path) -> SyntaxError | None:
+    """What keeps the file from being Python; None if nothing does."""
+    try:
+        ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        return error
+    except (OSError, ValueError, RecursionError, MemoryError):
+        pass
+    return None
+
+
+def _pointed_at(error: SyntaxError) -> str:
+    """The line of source with a caret below the place."""
+    line = (error.text or "").rstrip().replace("\t", " ")
+    start = max(len(line) - len(line.lstrip()), (error.offset or 1) - SOURCE_CHARS)
+    caret = max((error.offset or 1) - 1 - start, 0)
+    return f"{line[start : start + SOURCE_CHARS + 20]}\n{' ' * caret}^"
 
 
 def verdict_of(task: "TaskResult") -> str:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 80
 FANCY_WIDTH = 100  # at most; longer lines are hard to read
 
+# A command and its arguments as messages name it: to be copied, so never broken.
+_COMMAND = re.compile(
+    r"\bcourse (?:grade|status|hint|reset|solution|doctor|lab|get-model|build)\b"
+    r"(?: (?:--(?:target|json) \S+|--[a-z-]+|\d[\w.]*\b))*"
+)
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 Field = tuple[str, str]  # label, text of one or more lines
@@ -72,7 +77,8 @@ class Out:
         if self._console is None:
             self._plain_box(title, fields)
         else:
-            self._console.print(_panel(title, fields, style), width=self._width())
+            panel = _panel(title, fields, style, self._width())
+            self._console.print(panel, width=self._width())
 
     def code(self, text: str) -> None:
         """Python source, highlighted where that is possible."""
@@ -103,7 +109,9 @@ class Out:
         if self._console is None:
             self.stream.write(text.rstrip() + "\n")
         else:
-            self._console.print(text, style=style, markup=False, highlight=False)
+            self._console.print(
+                text, style=style, markup=False, highlight=False, soft_wrap=True
+            )
 
 
 def clean(text: str) -> str:
@@ -113,8 +121,13 @@ def clean(text: str) -> str:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    lines = textwrap.wrap(text, max(width, 20), replace_whitespace=False)
-    return lines or [""]
+    width = max(width, 20)
+    commands = _COMMAND.findall(text)
+    # textwrap breaks at plain blanks only
+    text = _COMMAND.sub(lambda match: match[0].replace(" ", "\xa0"), text)
+    fits = all(len(command) <= width for command in commands)
+    lines = textwrap.wrap(text, width, replace_whitespace=False, break_long_words=fits)
+    return [line.replace("\xa0", " ") for line in lines] or [""]
 
 
 def _console(stream: TextIO) -> "Console | None":
@@ -125,7 +138,7 @@ def _console(stream: TextIO) -> "Console | None":
     return Console(file=stream, soft_wrap=False)
 
 
-def _panel(title: str, fields: list[Field], style: str) -> "Panel":
+def _panel(title: str, fields: list[Field], style: str, width: int) -> "Panel":
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -133,8 +146,11 @@ def _panel(title: str, fields: list[Field], style: str) -> "Panel":
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold", ratio=1)
+    # the frame takes 4 columns, and two blanks follow each of the two cells
+    room = width - 8 - max((len(label) for label, _ in fields), default=0)
     for label, text in fields:
-        grid.add_row(label, Text(text, style=_field_style(label)))
+        lines = [line for part in text.split("\n") for line in _wrap(part, room)]
+        grid.add_row(label, Text("\n".join(lines), style=_field_style(label)))
     heading = Text(f" {title} ", style="bold")
     return Panel(grid, title=heading, title_align="left", border_style=style)
 

@@ -74,7 +74,8 @@ Task 5.4   pad_tables(tables) -> list[list[int]]
 
 A kernel gets the tables of all sequences as one rectangle of numbers. pad_tables makes
 it from a list of LogicalTable: a row for each table with its physical blocks, all rows
-as long as the longest, -1 behind the last block and in place of a hole.
+as long as the longest, -1 behind the last block and in place of a hole. No tables, no
+rows: [].
 
 kernel_slots goes the other way, and knows nothing else, as a kernel does. For each row
 of block_tables (list[list[int]]) and its number of tokens in seq_lens (list[int]): the
@@ -169,4 +170,4 @@ def kernel_slots(
     raise NotImplementedError("exercise 5.4: the slots of each sequence, from the rectangle alone")
 
 
-# pristine stub, sha256 of the lines above: 644cf4751d462bcf
+# pristine stub, sha256 of the lines above: 5fb0b6e619efe8b5

@@ -59,6 +59,7 @@ class BlockAllocator:
 
     def can_allocate(self, n: int) -> bool:
         """Whether n blocks are free now; another thread may be quicker to take them."""
+        # One read of one number: a lock would make the answer no truer.
         return n <= len(self._free)
 
     def ref_count(self, block_id: int) -> int:
@@ -73,6 +74,7 @@ class BlockAllocator:
         with self._lock:
             if not self._free:
                 raise OutOfBlocksError(f"all {len(self._blocks)} blocks are in use")
+            # Nothing is cleared: stale keys and values are never read past seq_len.
             block = self._free.pop()
             block.ref_count = 1
             return block.block_id
@@ -85,6 +87,7 @@ class BlockAllocator:
         with self._lock:
             if n < 0:
                 raise ValueError(f"n must be >= 0, got {n}")
+            # Before the first block is taken: half a request helps nobody.
             if n > len(self._free):
                 raise OutOfBlocksError(
                     f"{n} blocks were asked for, {len(self._free)} of "
@@ -118,6 +121,7 @@ class BlockAllocator:
             if block.ref_count == 0:
                 raise DoubleFreeError(f"block {block_id} is free already")
             block.ref_count -= 1
+            # Only the last holder gives the block back; the others still read it.
             if block.ref_count == 0:
                 self._free.append(block)
 
@@ -127,7 +131,7 @@ class BlockAllocator:
         An id may stand here as often as its block has references; once more raises
         DoubleFreeError.
         """
-        block_ids = tuple(block_ids)
+        block_ids = tuple(block_ids)  # to undo, we must be able to read it twice
         done = 0
         with self._lock:
             try:
@@ -158,6 +162,7 @@ class BlockAllocator:
         With tables, which must then be all that hold blocks of this pool, each
         ref_count must equal the number of table entries that name its block.
         """
+        # A snapshot under the lock; what follows may take its time.
         with self._lock:
             on_free_list = Counter(block.block_id for block in self._free)
             ref_counts = {i: block.ref_count for i, block in self._blocks.items()}

@@ -6,6 +6,7 @@ ones it has, and attends over all that its block table names. Who computes: torc
 slowly. What is left out: gradients, dropout, and any mask but causal and window.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -55,35 +56,49 @@ def paged_attention(
     _check_tensors(query, key_cache, value_cache, block_tables, seq_lens)
     if window is not None and window < 1:
         raise ValueError(f"window must be >= 1 or None, got {window}")
-    if query_start_loc is None:
+    starts = query_start_loc
+    if starts is None:
         if len(query) != len(seq_lens):
             raise ValueError(
                 f"without query_start_loc each sequence has one query token: got "
                 f"{len(query)} tokens for {len(seq_lens)} sequences"
             )
-        query_start_loc = torch.arange(len(seq_lens) + 1, device=query.device)
-    _check_integers("query_start_loc", query_start_loc, [len(seq_lens) + 1], query)
+        starts = torch.arange(len(seq_lens) + 1, device=query.device)
+    _check_integers("query_start_loc", starts, [len(seq_lens) + 1], query)
     if query.device.type == "cpu":
-        _check_lengths(query_start_loc, seq_lens, len(query))
-        _check_blocks(key_cache, block_tables, seq_lens, query_start_loc, window)
-    return _pick(backend, query)(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        seq_lens,
-        query_start_loc,
-        query.shape[2] ** -0.5 if scale is None else scale,
-        window,
-    )
+        _check_lengths(starts, seq_lens, len(query))
+        _check_blocks(key_cache, block_tables, seq_lens, starts, window)
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[2])
+    batch = (query, key_cache, value_cache, block_tables, seq_lens)
+    if _uses_triton(backend, query):
+        # Decode has a kernel of its own, so it must not look like a prefill.
+        return _triton_attend()(*batch, query_start_loc, scale, window)
+    return attention_torch.attend(*batch, starts, scale, window)
 
 
-def _pick(backend: str, query: Tensor) -> Callable[..., Tensor]:
+def _uses_triton(backend: str, query: Tensor) -> bool:
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(
+            f'backend must be "auto", "torch" or "triton", got {backend!r}'
+        )
     if backend == "auto":
-        backend = "triton" if query.device.type == "cuda" else "torch"
-    if backend == "torch":
-        return attention_torch.attend
-    raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
+        return query.device.type == "cuda" and query.dtype != torch.float64
+    return backend == "triton"
+
+
+def _triton_attend() -> Callable[..., Tensor]:
+    """Imported when first used: the rest of the package does without Triton."""
+    try:
+        from paged_attention.kernels.backend import attend
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise RuntimeError(
+            "the Triton kernels need Triton, which is not installed (there is none "
+            'outside Linux): use backend="torch"'
+        ) from error
+    return attend
 
 
 def _check_tensors(

@@ -77,6 +77,7 @@ class BlockTable:
         """
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
+        # A full last block is not written again, so it may be shared by anybody.
         if n and self.num_tokens % self.block_size:
             tail = self.translate(self.num_blocks - 1)
             holders = self.allocator.ref_count(tail)
@@ -84,6 +85,7 @@ class BlockTable:
                 raise SharedBlockError(
                     f"block {tail} has {holders} holders: copy it before you write"
                 )
+        # The only line that can fail from here on, and it takes all blocks or none.
         needed = num_blocks_for(self.num_tokens + n, self.block_size)
         self._block_ids += self.allocator.allocate_many(needed - self.num_blocks)
         self.num_tokens += n
@@ -137,6 +139,7 @@ class BlockTable:
     def replace(self, logical_block: int, block_id: int) -> None:
         """Put another block in place: its reference is taken over, the old given up."""
         old = self.translate(logical_block)
+        # First what can raise, then what cannot.
         self.allocator.free_many((old,))
         self._block_ids[logical_block] = block_id
 
@@ -152,7 +155,7 @@ class BlockTable:
             )
         kept = num_blocks_for(num_tokens, self.block_size)
         if num_tokens % self.block_size:
-            self.translate(kept - 1)
+            self.translate(kept - 1)  # raises in a hole
         self._give_back(range(kept, self.num_blocks))
         del self._block_ids[kept:]
         self.num_tokens = num_tokens
@@ -167,6 +170,7 @@ class BlockTable:
             raise IndexError(
                 f"position must be in 0 … {self.num_tokens}, got {position}"
             )
+        # Rounded down: a block with one token left to see is kept.
         passed = range(position // self.block_size)
         self._give_back(passed)
         for logical_block in passed:

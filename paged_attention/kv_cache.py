@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from paged_attention.block import num_blocks_for
 from paged_attention.config import CacheConfig
 
 # Where torch puts the start of an allocation: a multiple of this many bytes
@@ -34,6 +35,7 @@ class KVCache:
         if config.num_blocks < 1:
             raise ValueError(f"num_blocks must be >= 1, got {config.num_blocks}")
         self.config = config
+        # On a CPU the system takes memory only for the zeros that are touched.
         self._data = torch.zeros(
             config.num_layers,
             2,
@@ -85,6 +87,7 @@ class KVCache:
             if len(wrong):
                 last = num_slots - 1
                 raise ValueError(f"slot must be in -1 … {last}, got {int(wrong[0])}")
+        # A slot of -1 marks padding: that row belongs to no token.
         kept = slot_mapping >= 0
         slots = slot_mapping[kept]
         rows = self._data[layer].flatten(1, 2)  # [2, num_slots, heads, head_dim]
@@ -116,6 +119,7 @@ class KVCache:
             return
         sources = torch.tensor(list(origin.values()), device=self._data.device)
         destinations = torch.tensor(list(origin), device=target._data.device)
+        # All sources are read before any destination is written.
         content = self._data.index_select(2, sources).to(target._data.device)
         target._data.index_copy_(2, destinations, content)
 
@@ -131,7 +135,7 @@ class KVCache:
         held = len(block_ids) * self.config.block_size
         if not 0 <= seq_len <= held:
             raise ValueError(f"seq_len must be in 0 … {held}, got {seq_len}")
-        num_blocks = -(-seq_len // self.config.block_size)
+        num_blocks = num_blocks_for(seq_len, self.config.block_size)
         for block_id in block_ids[:num_blocks]:
             self._check_block(block_id)
         index = torch.tensor(

@@ -81,12 +81,15 @@ class PrefixCache:
         """
         hits: list[int] = []
         parent = None
+        # Block after block from the start: behind a miss nothing can be used, since
+        # the keys and values there depend on what is missing.
         for tokens in self._full_blocks(token_ids, 0, len(token_ids) - 1):
             cached = self._by_key.get(block_key(parent, tokens))
             if cached is None or not cached.holds(tokens, parent):
                 break
             hits.append(cached.block_id)
             parent = cached
+        # Found is not held: an evictable block must be taken before the next eviction.
         for block_id in hits:
             self.allocator.share(block_id)
             self._evictable.pop(block_id, None)
@@ -108,6 +111,8 @@ class PrefixCache:
         start = len(token_ids) // self.block_size
         if start:
             table.translate(0)  # raises where it was dropped
+        # Back to the last block that is published. Nothing is remembered per table, so
+        # a table that was truncated and written anew cannot be mistaken.
         parent = None
         while start:
             parent = self._by_id.get(table.translate(start - 1))
@@ -163,6 +168,7 @@ class PrefixCache:
                 f"{n} blocks were asked for, {self.num_free} of {self.num_blocks} are "
                 f"free, {len(self._evictable)} of these cached"
             )
+        # Enough can be evicted, so nothing below fails halfway.
         for _ in range(missing):
             self._evict()
         return self.allocator.allocate_many(n)
@@ -182,6 +188,7 @@ class PrefixCache:
             if entries >= self.allocator.ref_count(block_id):
                 raise DoubleFreeError(f"block {block_id} is held by the cache alone")
         self.allocator.free_many(block_ids)
+        # In the order in which they were freed: a table frees its tail first.
         for block_id in block_ids:
             if block_id in self._by_id and self.allocator.ref_count(block_id) == 1:
                 self._evictable[block_id] = None

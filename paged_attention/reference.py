@@ -36,6 +36,7 @@ def attention(
         raise ValueError(f"{num_queries} queries, but only {seq_len} keys")
 
     group = num_heads // num_kv_heads
+    # Each KV head is written out once per query head that reads it: slow, and plain.
     key = key.repeat_interleave(group, dim=1)  # [seq_len, num_heads, head_dim]
     value = value.repeat_interleave(group, dim=1)
     if scale is None:

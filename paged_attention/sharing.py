@@ -19,7 +19,7 @@ def fork(table: Table) -> Table:
     not lengthen the other. Source: the paper, section 4.4, parallel sampling.
     """
     allocator, shared = table.allocator, [b for b in table.block_ids if b is not None]
-    done = 0
+    done = 0  # how many were counted, should one of them fail
     try:
         for block_id in shared:
             allocator.share(block_id)
@@ -44,6 +44,7 @@ def copy_on_write(table: BlockTable) -> list[tuple[int, int]]:
     source = table.translate(last)
     if table.allocator.ref_count(source) == 1:
         return []
+    # The source stays intact until the copy is made: its other holders keep it.
     destination = table.allocator.allocate()
     table.replace(last, destination)
     return [(source, destination)]

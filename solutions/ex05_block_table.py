@@ -74,7 +74,8 @@ Task 5.4   pad_tables(tables) -> list[list[int]]
 
 A kernel gets the tables of all sequences as one rectangle of numbers. pad_tables makes
 it from a list of LogicalTable: a row for each table with its physical blocks, all rows
-as long as the longest, -1 behind the last block and in place of a hole.
+as long as the longest, -1 behind the last block and in place of a hole. No tables, no
+rows: [].
 
 kernel_slots goes the other way, and knows nothing else, as a kernel does. For each row
 of block_tables (list[list[int]]) and its number of tokens in seq_lens (list[int]): the

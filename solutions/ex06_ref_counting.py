@@ -93,12 +93,18 @@ counts as a find as well.
 
 Your function is called with eight sets that have one bug each, of the kinds that
 chapter 06 shows, and with three that are right: their allocators hand out blocks in
-different orders. It must find every wrong one and accuse no right one. It may use each
-set as often as it likes (50,000 calls of methods, 5 seconds). Try it on what is right:
+different orders. (Not the same eight: a stale hash needs an index, and there is none
+here; another one is new.) It must find every wrong one and accuse no right one. It may
+use each set as often as it likes (50,000 calls of methods, 5 seconds). To try it on
+what is right, with your own solutions of 6.1 and 6.2, type in a terminal
 
+    cd exercises
+    ../.venv/bin/python -i ex06_ref_counting.py
+
+and then, in Python,
+
+    from paged_attention import BlockAllocator, BlockTable
     check_sharing(BlockAllocator, BlockTable, fork_table, copy_before_write)
-
-with the first two from paged_attention, and your own solutions of 6.1 and 6.2.
 """
 
 from collections import Counter

@@ -251,8 +251,9 @@ class PrefixIndex:
 
 # BEGIN NOTES
 # 7.1  hash() of a tuple of ints is as long as the machine's words and mixes well; only
-# hash(-1) == hash(-2), which is one reason why 7.2 compares tokens. vLLM takes sha256
-# on request: a user who can choose prompts could otherwise look for two that collide.
+# hash(-1) == hash(-2), which is one reason why 7.2 compares tokens. vLLM takes SHA-256
+# by default since 0.10.2: a user who can choose prompts could otherwise look for two
+# that collide.
 # Sums and xor forget the order, `& 255` cuts the tokens, and without the parent the
 # same tokens after another beginning look the same, which they are not for attention.
 #

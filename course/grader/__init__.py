@@ -7,11 +7,13 @@ The way from a test to the learner's code, and who does what on it:
     conversation  what it may touch (contract), and whether the type that came is right
     exchange      words for whatever comes instead of a value (failures, replay)
     channel       one socket, one request at a time; codec and crossing say what crosses
-    worker        the learner's process: loads the file (guard, given) and answers
+    worker        the learner's process: loads the file (guard, given) and answers;
+                  instruments are the helpers that measure in there
 
 Around it: grading runs one pytest session (plugin) over papers, verdict keeps score,
-bench and warm hand out workers, which zygote forks behind the walls of isolation;
-hidden lends them objects of the grader; history, explain and report tell what happened.
+bench and warm hand out workers, which zygote forks behind the walls of isolation, and
+watch looks at what they use; hidden lends them objects of the grader; history, explain
+and report tell what happened.
 
 Names are loaded when first used: a worker, which is the learner's process, imports
 modules of this package and must not drag pytest along.
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         expect_raises,
         expect_that,
         in_worker,
+        measured,
         not_verified,
         rewrite_history,
         task,
@@ -50,6 +53,7 @@ _MODULE_OF = {
     "grade": "grading",
     "grade_variants": "grading",
     "in_worker": "claims",
+    "measured": "claims",
     "not_verified": "claims",
     "rewrite_history": "claims",
     "task": "claims",
@@ -69,6 +73,7 @@ __all__ = [
     "grade",
     "grade_variants",
     "in_worker",
+    "measured",
     "not_verified",
     "rewrite_history",
     "task",

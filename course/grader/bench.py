@@ -59,7 +59,7 @@ def _remote(paper: Paper, warm: WarmProcess) -> Iterator[Conversation]:
     # Not with torch, whose threads would be kept on that processor, too.
     with isolation.one_cpu(not paper.chapter.preload) as cpu:
         worker = warm.fork(paper.files, {**_order(paper, contract), "cpu": cpu})
-        line = Channel(worker.wire)
+        line = Channel(worker.wire, warm.watch.look)
         try:
             yield Conversation(
                 line, contract, seconds, lambda: warm.reap(worker), worker.printed

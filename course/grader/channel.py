@@ -5,6 +5,7 @@ A reply that nobody asked for means that the learner's code wrote to the socket 
 the conversation ends there, because no later reply could be told from a forged one.
 """
 
+import math
 import os
 import socket
 import struct
@@ -15,6 +16,7 @@ from typing import Any
 
 from course.grader import codec
 from course.grader.codec import UnfitError
+from course.grader.watch import LOOK_EVERY
 
 Answer = Callable[[dict[str, Any], memoryview], tuple[dict[str, Any], list[bytes]]]
 
@@ -32,6 +34,10 @@ class TooLateError(Exception):
     """The deadline of a call passed."""
 
 
+class TooMuchError(Exception):
+    """The worker uses more than it may; the message says what."""
+
+
 class ForgedError(Exception):
     """Bytes arrived that are not the reply to the request."""
 
@@ -39,11 +45,16 @@ class ForgedError(Exception):
 class Channel:
     """Strictly one request at a time; its number, drawn by lot, must come back."""
 
-    def __init__(self, wire: socket.socket) -> None:
+    def __init__(
+        self, wire: socket.socket, look: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """look says what the worker uses too much of; asked now and then."""
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             wire.setsockopt(socket.SOL_SOCKET, option, _LOOK_UP)
         self._wire = wire
         self._numbers = iter(())
+        self._look = look
+        self._next_look = time.monotonic() + LOOK_EVERY
 
     def exchange(
         self,
@@ -63,9 +74,9 @@ class Channel:
                 raise ForgedError(str(error)) from error
             if number != asked:
                 raise ForgedError("a reply to another request")
+            self._check(deadline if "callback" in reply else math.inf)
             if "callback" not in reply:
                 return reply, rest
-            _check(deadline)
             try:
                 back, out = answer(reply, rest)
             except (UnfitError, LookupError, TypeError, ValueError) as error:
@@ -85,7 +96,7 @@ class Channel:
             try:
                 rest = rest[self._wire.send(rest) :]
             except BlockingIOError:
-                _check(deadline)
+                self._check(deadline)
             except OSError as error:
                 raise HungUpError from error
 
@@ -96,7 +107,7 @@ class Channel:
             try:
                 more = self._wire.recv(1 << 13)
             except BlockingIOError:
-                _check(deadline)
+                self._check(deadline)
                 continue
             except OSError as error:
                 raise HungUpError from error
@@ -106,12 +117,16 @@ class Channel:
             if len(frame) >= codec.HEAD.size:
                 size = codec.frame_size(frame)
             if len(frame) < size:
-                _check(deadline)
+                self._check(deadline)
         if len(frame) > size:
             raise UnfitError("more than one reply")
         return codec.unpack(frame)
 
-
-def _check(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise TooLateError
+    def _check(self, deadline: float) -> None:
+        now = time.monotonic()
+        if now >= self._next_look:
+            if reason := self._look():
+                raise TooMuchError(reason)
+            self._next_look = time.monotonic() + LOOK_EVERY
+        if now > deadline:
+            raise TooLateError

@@ -13,7 +13,7 @@ import pytest
 
 from course.grader.errors import GraderError
 from course.grader.failures import NotVerified, fail, is_unsolved
-from course.grader.history import shown
+from course.grader.history import rounded, shown
 from course.grader.proxy import Callable, Exercise, Link, Proxy
 
 AnyFunction = abc.Callable[..., Any]
@@ -33,6 +33,25 @@ def not_verified(reason: str) -> None:
 def in_worker(exercise: object, where: str, *args: object) -> Any:
     """Run the course's "module:function" beside the learner's live objects."""
     return _link_of(exercise).helper(where, args)
+
+
+def measured(
+    exercise: object, where: str, *args: object, names: abc.Iterable[str]
+) -> Any:
+    """The same for a helper that measures: a dict with one number for each of names.
+
+    No measurement is none: the test fails if one lacks, is negative, or if all are 0.
+    """
+    numbers = in_worker(exercise, where, *args)
+    wanted = sorted(names)
+    is_whole = sorted(numbers) == wanted and min(numbers.values()) >= 0
+    expect_that(
+        is_whole and max(numbers.values()) > 0,
+        f"{', '.join(wanted)} can be measured",
+        got=numbers,
+        expected="a number for each of them, and not all of them 0",
+    )
+    return numbers
 
 
 def rewrite_history(exercise: object, lines: abc.Iterable[str] = ()) -> None:
@@ -111,7 +130,8 @@ def expect_close(
         raise GraderError(f"expect_close({claim!r}) compares numbers and tensors")
     elif not (got == expected or abs(got - expected) <= atol + rtol * abs(expected)):
         near = f" (within {atol + rtol * abs(expected):g})" if atol or rtol else ""
-        fail(claim, expected=shown(expected) + near, got=shown(got))
+        wanted, came = _told_apart(expected, got)
+        fail(claim, expected=wanted + near, got=came)
 
 
 def _expect_close_tensors(
@@ -131,12 +151,20 @@ def _expect_close_tensors(
     index = [int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]
     wrong = int((excess > 0).sum())
     off = float(difference.reshape(-1)[worst])
+    values = expected.reshape(-1)[worst].item(), got.reshape(-1)[worst].item()
+    wanted, came = _told_apart(*values)
     fail(
         claim,
-        expected=f"{expected.reshape(-1)[worst].item():.9g} at {index}",
-        got=f"{got.reshape(-1)[worst].item():.9g} at {index}, off by {off:.2g}; "
+        expected=f"{wanted} at {index}",
+        got=f"{came} at {index}, off by {off:.2g}; "
         f"the worst of {wrong} wrong elements of {got.numel()}",
     )
+
+
+def _told_apart(expected: float, got: float) -> tuple[str, str]:
+    """Both numbers with 4 digits, or with all of them if it takes those to differ."""
+    wanted, came = rounded(expected), rounded(got)
+    return (repr(expected), repr(got)) if wanted == came else (wanted, came)
 
 
 def same(got: Any, expected: Any) -> bool:
@@ -177,4 +205,6 @@ def _kind_of(tensor: Any) -> str:
 
 
 def _type_note(got: object, expected: object) -> str:
+    if type(got) is type(expected):
+        return " (it differs in what is not shown)"
     return f" ({type(got).__name__}, not {type(expected).__name__})"

@@ -7,12 +7,15 @@ is described in words instead.
 """
 
 import builtins
+import errno
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from course.grader import isolation
 from paged_attention.errors import (
     DoubleFreeError,
     OutOfBlocksError,
@@ -67,6 +70,30 @@ def describe(error: Exception, files: Mapping[str, str]) -> dict[str, Any]:
         "text": text_of(error),
         "where": _last_line_in(error.__traceback__, files),
     }
+
+
+def describe_learners(error: Exception, files: Mapping[str, str]) -> dict[str, Any]:
+    """The same for an error in the learner's process, with what an exercise may use."""
+    if isinstance(error, MemoryError):
+        error.__traceback__ = None  # lets go of what the frames hold
+    described = describe(error, files)
+    number = getattr(error, "errno", None)
+    if number == errno.EFBIG:
+        limit = isolation.MAX_FILE_BYTES >> 20
+        described["text"] += f" (it printed or wrote more than {limit} MiB)"
+    elif number == errno.EMFILE:
+        described["text"] += f" (it may open {isolation.MAX_OPEN_FILES} files at once)"
+    elif number == errno.EAGAIN or described["text"] == "can't start new thread":
+        limit = isolation.MAX_TASKS
+        described["text"] += f" (it may run {limit} processes and threads at once)"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        for original in files:
+            if Path(original).with_name(f"{error.name}.py").exists():
+                described["text"] += (
+                    f" (only {Path(original).name} itself is graded, not the "
+                    "files beside it: move what it needs into it)"
+                )
+    return described
 
 
 def rebuild(data: Mapping[str, Any]) -> Exception:

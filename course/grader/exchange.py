@@ -11,7 +11,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from course.grader import codec
-from course.grader.channel import Answer, ForgedError, HungUpError, TooLateError
+from course.grader.channel import (
+    Answer,
+    ForgedError,
+    HungUpError,
+    TooLateError,
+    TooMuchError,
+)
 from course.grader.codec import FromWire, UnfitError
 from course.grader.crossing import plain_text, rebuild
 from course.grader.failures import LearnerError, fail
@@ -104,6 +110,8 @@ class Exchange:
             reason = f"wrote to the grader's own connection ({error}); only the "
             reason += "values that it returns count"
             certain = True
+        except TooMuchError as error:
+            reason, certain = f"{error} and was ended", True
         except TooManyCallbacksError:
             reason, certain = f"used {MAX_CALLBACKS:,} times what it was given", True
         # Outside of the handlers: Hypothesis looks at an exception's context, too.

@@ -10,9 +10,10 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from pathlib import Path
 
+from course.grader.instruments import COURSE
+
 ANSWERS = ("solutions", "tests", "exercises")
 NEVER_REFUSED = ("paged_attention", "paged_attention.errors")
-HIDDEN = "course.grader.helpers.hidden_"  # classes of the bug hunts, some of them right
 
 
 class LearnerLoader(SourceLoader):
@@ -42,10 +43,15 @@ class ImportGuard(MetaPathFinder):
     """First in sys.meta_path; the error it raises says what to do instead."""
 
     def __init__(
-        self, files: Mapping[str, tuple[str, str]], refuses: Sequence[str]
+        self,
+        files: Mapping[str, tuple[str, str]],
+        refuses: Sequence[str],
+        own_process: bool = True,
     ) -> None:
+        """own_process: no code but the learner's imports anything here."""
         self._files = files  # module name -> (copy, original)
         self._refuses = refuses
+        self._own_process = own_process
 
     def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
         if reason := self.refusal(fullname):
@@ -62,9 +68,9 @@ class ImportGuard(MetaPathFinder):
                 f"{fullname} is refused: an exercise is graded without the course's "
                 f"{fullname.split('.')[0]}; write the answer in your own file"
             )
-        if fullname.startswith(HIDDEN):
+        if self._own_process and fullname.split(".")[0] == COURSE:
             return (
-                f"{fullname} is refused: these classes are the grader's own; "
+                f"{fullname} is refused: it is the grader's own; "
                 "write the answer in your own file"
             )
         for refused in self._refuses:

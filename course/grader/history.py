@@ -24,11 +24,21 @@ def shown(value: Any, limit: int = MAX_VALUE) -> str:
     if torch is not None and isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
         text = f"tensor {kind} {list(value.shape)}"
-        return f"{text} {value.tolist()}" if value.numel() <= 8 else text
+        return f"{text} {rounded(value.tolist())}" if value.numel() <= 8 else text
     if type(value) in (list, tuple, set) and len(value) > 40:
         some = ", ".join(shown(item, 30) for item in list(value)[:8])
         return f"{type(value).__name__} of {len(value)}: {some}, …"
     return plain_text(repr(value), limit)
+
+
+def rounded(value: Any) -> str:
+    """Numbers, of a tensor or alone, with the 4 digits that one recognises them by."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(rounded, value))}]"
+    text = repr(value)
+    if not isinstance(value, float) or value.is_integer() or len(text) <= 6:
+        return text
+    return f"{value:.4g}"
 
 
 class History:

@@ -23,6 +23,8 @@ LANDLOCK = "landlock"
 LAYERS = (NAMESPACES, LANDLOCK)  # what a warm process tries
 
 MAX_FILE_BYTES = 8 << 20  # of any file that learner code writes, printed output too
+MAX_OPEN_FILES = 128  # in each process
+MAX_TASKS = 64  # processes and threads of one worker, itself included
 
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
@@ -105,8 +107,8 @@ def close_own_memory() -> None:
 def limit_memory(allowance: int) -> bool:
     """Allow this process and its children `allowance` more bytes than it has now.
 
-    Private writable memory is counted (RLIMIT_DATA). Address space (RLIMIT_AS) is not:
-    torch reserves far more of it than it ever touches.
+    For each process, and private writable memory only (RLIMIT_DATA); watch.py sees the
+    rest. Address space (RLIMIT_AS) is of no use: torch reserves far more than it needs.
     """
     try:
         fields = Path("/proc/self/statm").read_text().split()
@@ -121,9 +123,23 @@ def limit_files() -> None:
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ):
         with suppress(OSError, ValueError):
             _lower(limit, value)
+
+
+def limit_processes() -> None:
+    """Let the kernel stop a fork bomb, once inside of a namespace of its own.
+
+    It counts the user's processes in there, from Linux 5.14 on; before, all processes
+    of the user. For root it counts nothing: then watch.py alone stops the bomb.
+    """
+    version = tuple(map(int, os.uname().release.split(".")[:2]))
+    if version >= (5, 14):
+        with suppress(OSError, ValueError):
+            # Two more: process 1 of the namespace and the one that waits for it.
+            _lower(resource.RLIMIT_NPROC, MAX_TASKS + 2)
 
 
 def _lower(limit: int, value: int) -> None:
@@ -172,41 +188,3 @@ def _landlock_allow(ruleset: int, path: Path, access: int) -> None:
         _libc.syscall(_LANDLOCK_ADD, ruleset, _LANDLOCK_PATH_BENEATH, rule, 0)
     finally:
         os.close(where)
-
-
-def end_all(worker: int, *, alone: bool, wait: bool) -> int:
-    """Kill the worker and whatever it left behind; the worker's wait status.
-
-    alone: this process is number 1 of its own pid namespace, so that -1 means exactly
-    those, and wait=False need not await what is sure to die (the status is then 0).
-    Otherwise orphans come back to this process, which adopts them, round by round: a
-    process found late is a child of the next round.
-    """
-    targets = [-1] if alone else [worker, -worker]
-    status = 0
-    while True:
-        for pid in targets:
-            with suppress(OSError):  # it is gone already
-                os.kill(pid, signal.SIGKILL)
-        try:
-            hang = 0 if wait or not alone else os.WNOHANG
-            pid, ended = os.waitpid(-1, hang)
-        except ChildProcessError:
-            return status
-        if pid == 0:
-            return status
-        if pid == worker:
-            status = ended
-        if not alone:
-            targets = _children()
-
-
-def _children() -> list[int]:
-    try:
-        return [
-            int(pid)
-            for task in Path("/proc/self/task").iterdir()
-            for pid in (task / "children").read_text().split()
-        ]
-    except OSError:
-        return []

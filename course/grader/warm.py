@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course.grader import isolation
+from course.grader import isolation, leftovers
 from course.grader.crossing import plain_text
 from course.grader.errors import GraderError
+from course.grader.watch import Watch
 from course.manifest import ROOT
 
 MEMORY = 1 << 30  # bytes that a worker may use beyond what the warm process has
@@ -40,10 +41,9 @@ class WarmProcessLostError(Exception):
 
 @dataclass
 class WorkerProcess:
-    """One forked worker: its socket and its folder (gone once it is reaped)."""
+    """One forked worker: its socket, and the file that it prints to."""
 
     wire: socket.socket
-    folder: Path
     output: Path
     status: int | None = None  # how it ended, as a wait status
     _printed: str = ""
@@ -67,7 +67,7 @@ class WarmProcess:
         self.folder = Path(tempfile.mkdtemp(prefix="course-grader-", dir=BASE))
         self._work = self.folder / "work"  # all that workers may write to
         self._work.mkdir()
-        self._walls: list[str] | None = None
+        self._walls: list[str] = []
         self._start()
 
     def _start(self) -> None:
@@ -102,16 +102,22 @@ class WarmProcess:
     def walls(self) -> list[str]:
         """The walls that hold, in words; waits until the process is ready."""
         self._wait_until_ready()
-        return self._walls or []
+        return [*self._walls, self.watch.words()]
 
     def _wait_until_ready(self) -> None:
         if self._ready:
             return
         try:
-            self._walls = self._read_reply(READY_SECONDS)["walls"]
+            reply = self._read_reply(READY_SECONDS)
         except WarmProcessLostError as error:
             log = (self.folder / "warm.txt").read_text(errors="replace")[-2000:]
             raise GraderError(f"the warm process did not start:\n{log}") from error
+        self._walls = reply["walls"]
+        parent = self._process.pid
+        if reply["alone"]:  # process 1 of the namespace, which it waits for
+            with suppress(OSError, ValueError):
+                (parent,) = leftovers.children_of(parent)
+        self.watch = Watch(parent, self._work, MEMORY)
         self._ready = True
 
     def fork(self, files: Mapping[str, Path], order: dict[str, Any]) -> WorkerProcess:
@@ -146,7 +152,7 @@ class WarmProcess:
         finally:
             os.close(sink)
             theirs.close()
-        return WorkerProcess(ours, folder, Path(output))
+        return WorkerProcess(ours, Path(output))
 
     def reap(self, worker: WorkerProcess, *, wait: bool = True) -> int:
         """End the worker and all that it started; how it ended, as a wait status.
@@ -161,10 +167,10 @@ class WarmProcess:
             self._kill()
             worker.status = signal.SIGKILL
         worker.wire.close()  # only now: on a closed line it would end by itself
-        with suppress(OSError, RecursionError):
+        with suppress(OSError):
             worker.printed()
             worker.output.unlink()
-            shutil.rmtree(worker.folder)
+        leftovers.clear(self._work, self.folder)
         return worker.status
 
     def _order(

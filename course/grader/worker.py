@@ -3,6 +3,12 @@
 Everything here can be reached and patched by learner code, so nothing here decides
 anything. The grader reads what arrives as data, checks its type and compares it.
 
+A helper that measures (steps, times, races, addresses) runs here as well, and no value
+that the grader knows can be compared with its result. What learner code patches by name
+does not reach it (instruments.py), and an empty result fails. But code that walks the
+frames of the interpreter can forge a measurement: in one process that is not to be
+prevented. Who does so deliberately gets the points of those tests.
+
 An order names the work:
     folder   the clean directory: working directory, first on sys.path
     module   name of the exercise's module, like ex04_free_list
@@ -12,7 +18,6 @@ An order names the work:
     cpu      the processor to stay on, the grader's; or None
 """
 
-import errno
 import importlib
 import os
 import socket
@@ -27,9 +32,10 @@ from typing import Any, NoReturn
 
 from course.grader import codec, isolation
 from course.grader.codec import UnfitError
-from course.grader.crossing import describe, rebuild, words_for_leaving
+from course.grader.crossing import describe_learners, rebuild, words_for_leaving
 from course.grader.given import Given, GivenObject, to_grader, words_for_type
 from course.grader.guard import ImportGuard
+from course.grader.instruments import Instruments
 
 Message = dict[str, Any]
 Ask = Callable[[Message, list[bytes]], tuple[Message, memoryview]]
@@ -45,7 +51,14 @@ class MissingError(Exception):
 class Worker:
     """Holds the learner's module and its live objects; answers requests about them."""
 
-    def __init__(self, order: Message, ask: Ask, keep_errors: bool = False) -> None:
+    def __init__(
+        self,
+        order: Message,
+        ask: Ask,
+        instruments: Instruments | None = None,
+        keep_errors: bool = False,
+    ) -> None:
+        self._instruments = instruments or Instruments()
         self._order = order
         self._ask = ask  # sends a callback to the grader, returns its reply
         self._sources = {
@@ -76,7 +89,7 @@ class Worker:
             if words := words_for_leaving(error):
                 return {"left": words}, []
             assert isinstance(error, Exception)
-            return {"raised": self._describe(error)}, []
+            return {"raised": describe_learners(error, self._sources)}, []
 
     def _do(self, message: Message, reader: codec.Reader, out: list[bytes]) -> Any:
         kind = message["do"]
@@ -94,8 +107,7 @@ class Worker:
         args = [reader.decode(arg) for arg in message["args"]]
         kwargs = {name: reader.decode(arg) for name, arg in message["kwargs"].items()}
         if kind == "helper":
-            module, _, name = message["name"].partition(":")
-            result = getattr(importlib.import_module(module), name)(*args, **kwargs)
+            result = self._instruments.function(message["name"])(*args, **kwargs)
         else:
             result = self._find(message["of"], message["name"])(*args, **kwargs)
         if kind == "new":
@@ -163,29 +175,13 @@ class Worker:
         reader = codec.Reader(blobs, self._from_wire, load_torch=True)
         return reader.decode(reply["value"])
 
-    def _describe(self, error: Exception) -> Message:
-        if isinstance(error, MemoryError):
-            error.__traceback__ = None  # lets go of what the frames hold
-        described = describe(error, self._sources)
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            limit = isolation.MAX_FILE_BYTES >> 20
-            described["text"] += f" (it printed or wrote more than {limit} MiB)"
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            for original in self._sources:
-                if Path(original).with_name(f"{error.name}.py").exists():
-                    described["text"] += (
-                        f" (only {Path(original).name} itself is graded, not the "
-                        "files beside it: move what it needs into it)"
-                    )
-        return described
 
-
-def run(order: Message, wire: int, output: int) -> NoReturn:
+def run(order: Message, instruments: Instruments, wire: int, output: int) -> NoReturn:
     """Be the worker for one order, until the grader hangs up."""
     line = socket.socket(fileno=wire)
     try:
         _set_up(order, output)
-        _serve(order, line)
+        _serve(order, instruments, line)
         os._exit(0)
     except BaseException:  # a patched built-in, for instance, breaks our own code
         traceback.print_exc()
@@ -214,7 +210,7 @@ def _set_up(order: Message, output: int) -> None:
     sys.meta_path.insert(0, guard)
 
 
-def _serve(order: Message, wire: socket.socket) -> None:
+def _serve(order: Message, instruments: Instruments, wire: socket.socket) -> None:
     number = 0
 
     def ask(message: Message, blobs: list[bytes]) -> tuple[Message, memoryview]:
@@ -224,7 +220,7 @@ def _serve(order: Message, wire: socket.socket) -> None:
             os._exit(0)
         return codec.unpack(frame)[1:]
 
-    worker = Worker(order, ask)
+    worker = Worker(order, ask, instruments)
     while (frame := _receive(wire)) is not None:
         number, message, blobs = codec.unpack(frame)
         reply, out = worker.answer(message, blobs)

@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from course.grader import isolation, worker
+from course.grader import isolation, leftovers, worker
+from course.grader.instruments import COURSE, Instruments
 
 # What learner files commonly import; loaded once here instead of once per worker.
 COMMON = ("collections", "dataclasses", "functools", "math", "random", "threading")
@@ -37,17 +38,27 @@ def main() -> None:
     if "torch" in sys.modules:
         # A fork after a parallel operation would hang the child.
         sys.modules["torch"].set_num_threads(1)
+    instruments = Instruments()
+    instruments.read_ahead()
     walls = _build_walls(config, alone)
+    _hide_course()
     gc.collect()
     gc.freeze()  # forked workers then share these pages for good
-    _reply(control, {"walls": walls})
-    _serve(control, alone)
+    _reply(control, {"walls": walls, "alone": alone})
+    _serve(control, alone, instruments)
     os._exit(0)  # at once; there is nothing to finalize
+
+
+def _hide_course() -> None:
+    """Learner code must not find, by name, the modules that it runs in."""
+    for name in [name for name in sys.modules if name.split(".")[0] == COURSE]:
+        del sys.modules[name]
 
 
 def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
     walls = ["a process of its own, ended at its deadline"]
     if alone:
+        isolation.limit_processes()
         walls.append("namespaces: it can name no process but its own")
     else:
         isolation.die_with_parent()
@@ -56,7 +67,7 @@ def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
     isolation.limit_files()
     allowance = config["memory"]
     if isolation.limit_memory(allowance):
-        walls.append(f"memory limited to {allowance >> 20} MiB")
+        walls.append(f"private memory limited to {allowance >> 20} MiB per process")
     if isolation.LANDLOCK in config["layers"] and isolation.write_only_under(
         [Path(config["folder"])]
     ):
@@ -64,25 +75,25 @@ def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
     return walls
 
 
-def _serve(control: socket.socket, alone: bool) -> None:
+def _serve(control: socket.socket, alone: bool, instruments: Instruments) -> None:
     pid = 0
     while True:
         line, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not line:  # the grader is gone, or done
             if pid:
-                isolation.end_all(pid, alone=alone, wait=True)
+                leftovers.end_all(pid, alone=alone, wait=True)
             return
         order = json.loads(line)
         if order["do"] == "fork":
             pid = os.fork()
             if pid == 0:
                 control.close()
-                worker.run(order, *descriptors)
+                worker.run(order, instruments, *descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             _reply(control, {"pid": pid})
         elif pid:
-            status = isolation.end_all(pid, alone=alone, wait=order["wait"])
+            status = leftovers.end_all(pid, alone=alone, wait=order["wait"])
             _reply(control, {"status": status})
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paged_attention.viz.canvas import ALARM, GREY, INK, Canvas
+from paged_attention.viz.canvas import ALARM, DOUBLE, GREY, INK, Canvas
 from paged_attention.viz.view import MAX_IN_ROW, Block, Entry, Strip, View
 
 MAX_WIDTH = 840  # of the tables in a row; more of them are drawn without arrows
@@ -91,13 +91,18 @@ def _entry_width(entry: Entry | int) -> float:
     if isinstance(entry, int):
         return _BOX
     longest = max(map(len, entry.lines), default=0)
-    return max(_BOX, 10 + 5.2 * longest, 14 + 7 * len(entry.label))
+    frame = 18 if DOUBLE in entry.look else 10
+    return max(_BOX, frame + 5.2 * longest, 14 + 7 * len(entry.label))
 
 
 def _block_width(view: View) -> float:
     """The same for all, so that the pool is a grid."""
-    lines = [ln for b in view.blocks if isinstance(b, Block) for ln in b.lines]
-    return max(_BOX, 8 + 4.9 * max(map(len, lines), default=0))
+    blocks = [b for b in view.blocks if isinstance(b, Block)]
+    label = max((len(b.label) for b in blocks), default=0)
+    lines = [ln for b in blocks for ln in b.lines]
+    longest = max(map(len, lines), default=0)
+    frame = 14 if any(DOUBLE in b.look for b in blocks) else 8
+    return max(_BOX, 14 + 5 * label, frame + 4.9 * longest)
 
 
 def _draw_strips(

@@ -1,17 +1,20 @@
 """The command line: exit codes, what is said, and what is kept."""
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from course import grader
+from course import grader, terminal
+from course.answer import readable
 from course.cli import main
 from course.grader import ExerciseResult, Failure, GraderError, Report, TaskResult
-from course.manifest import ROOT
+from course.manifest import ROOT, load
 
 COMMANDS = ["grade", "status", "hint", "reset", "solution"]
 COMMANDS += ["doctor", "lab", "get-model", "build"]
@@ -24,6 +27,7 @@ FAILURE = Failure(
     printed="thinking\n",
     location="exercises/ex00_hello.py:5",
 )
+NOTEBOOK = '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
 UNSOLVED = Failure("test_sum", "", message="not solved yet: exercise 0.1: add the two")
 
 
@@ -47,6 +51,8 @@ def course(tiny_course, monkeypatch, capsys):
         return code, printed.out + printed.err
 
     run("build", "--stubs")
+    for name in ("00_hello", "01_goodbye"):
+        (tiny_course / "chapters" / f"{name}.ipynb").write_text(NOTEBOOK)
     return run
 
 
@@ -114,6 +120,12 @@ def test_no_command_shows_the_commands_and_is_wrong_usage(course):
     assert all(f"    {command} " in said for command in COMMANDS)
 
 
+def test_help_lists_what_authors_need_apart(course):
+    learners, authors = course()[1].split("for authors:")
+    assert "    grade " in learners and "    build " not in learners
+    assert "    build " in authors and "    get-model " in authors
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -175,7 +187,7 @@ def test_a_failure_shows_claim_history_expected_got_and_what_to_type(
         "got       4",
         "printed   thinking",
         "where     exercises/ex00_hello.py:5",
-        "next      course hint 0.1   or, after a change, course grade 0",
+        "next      course hint 0.1   or, after a change, course grade 0.1",
         "0 of 1 tasks, 0 of 2 points",
     ]:
         assert line in said
@@ -199,17 +211,21 @@ def test_the_solutions_get_no_hints(course, monkeypatch):
     graded(monkeypatch, result("failed", FAILURE))
     said = course("grade", "0", "--target", "solutions")[1]
     assert "hint" not in said
-    assert "course grade 0 --target solutions" in said
+    assert "course grade 0.1 --target solutions" in said
 
 
-def test_a_file_that_cannot_be_used_is_said_once(course, monkeypatch):
+def test_a_file_that_cannot_be_used_is_said_once(course, monkeypatch, tiny_course):
     report = result("failed", Failure("t", "c", message="no module"))
     exercise = replace(
-        report.exercises[0], problem="line 3 is not Python", printed="before that\n"
+        report.exercises[0],
+        path=str(solve(tiny_course)),
+        problem="line 3 is not Python",
+        printed="before that\n",
     )
     graded(monkeypatch, Report((exercise,)))
     said = course("grade", "0")[1]
     assert "what     line 3 is not Python\n  printed  before that" in said
+    assert "next: change the file, then course grade 0" in said
     assert "claim" not in said and "no module" not in said
 
 
@@ -244,6 +260,68 @@ def test_json_holds_the_whole_report(course, monkeypatch, tmp_path):
     course("grade", "0", "--json", str(tmp_path / "out.json"))
     data = json.loads((tmp_path / "out.json").read_text())
     assert data == json.loads(json.dumps(report.to_json()))
+
+
+def test_a_passed_task_is_followed_by_the_next_open_one(
+    course, monkeypatch, tiny_course
+):
+    first = result().exercises[0].tasks[0]
+    second = replace(
+        first, id="0.2", title="Subtract", points=0, status="failed", failure=UNSOLVED
+    )
+    graded(monkeypatch, Report((ExerciseResult("ex00_hello", "", (first, second)),)))
+    said = course("grade", "0.1")[1]
+    assert "1 of 1 tasks" in said and "Subtract  " not in said
+    assert "next: task 0.2, Subtract: course grade 0.2" in said
+    assert "next: course hint 0.2" in course("grade", "0")[1]
+
+
+def test_a_line_that_is_not_python_is_shown_with_a_caret(
+    course, monkeypatch, tiny_course
+):
+    path = tiny_course / "exercises" / "ex00_hello.py"
+    path.write_text("x = 1\ndef add(a, b:\n    return a + b\n")
+    exercise = replace(
+        result("failed", FAILURE).exercises[0], path=str(path), problem="no Python"
+    )
+    graded(monkeypatch, Report((exercise,)))
+    said = course("grade", "0")[1]
+    assert "where  exercises/ex00_hello.py:2" in said
+    assert "  line   def add(a, b:\n                ^\n" in said
+
+
+def test_a_missing_file_is_brought_back_by_reset(course, monkeypatch, tiny_course):
+    path = tiny_course / "exercises" / "ex00_hello.py"
+    path.unlink()
+    exercise = replace(
+        result("failed", FAILURE).exercises[0], path=str(path), problem="not there"
+    )
+    graded(monkeypatch, Report((exercise,)))
+    assert "next: course reset 0" in course("grade", "0")[1]
+
+
+@pytest.mark.parametrize(("got", "asked"), [("None (NoneType)", True), ("4", False)])
+def test_none_where_a_value_is_declared_asks_for_a_return(
+    course, monkeypatch, got, asked
+):
+    graded(monkeypatch, result("failed", replace(FAILURE, got=got)))
+    assert ("is a `return` missing?" in course("grade", "0")[1]) == asked
+
+
+@pytest.mark.parametrize("width", range(20, 60))
+def test_a_command_is_never_broken_over_two_lines(width):
+    for command in ("course solution 4 --anyway", "course grade 4.1 --target a/b"):
+        lines = terminal._wrap(f"When all of it passes, {command} shows more", width)
+        assert any(command in line for line in lines)
+
+
+def test_the_path_of_an_exercise_names_it(course, monkeypatch, tiny_course):
+    asked = graded(monkeypatch, result())
+    assert course("grade", "exercises/ex00_hello.py")[0] == 0
+    assert course("grade", str(tiny_course / "exercises" / "ex00_hello.py"))[0] == 0
+    assert [ids for ids, _ in asked] == [["00"], ["00"]]
+    code, said = course("grade", "/elsewhere/ex00_hello.py")
+    assert code == 2 and "course grade 0 --target /elsewhere/ex00_hello.py" in said
 
 
 # --- status, hint, reset, solution
@@ -307,6 +385,14 @@ def test_reset_keeps_what_the_learner_wrote(course, tiny_course):
     assert f"your version is kept in exercises/backups/{backup.name}" in said
 
 
+def test_reset_prints_the_line_that_brings_the_backup_back(course, tiny_course):
+    written = solve(tiny_course).read_text()
+    said = course("reset", "0")[1]
+    (line,) = [line for line in said.splitlines() if line.startswith("  cp ")]
+    subprocess.run(line, shell=True, check=True, cwd=tiny_course)
+    assert (tiny_course / "exercises" / "ex00_hello.py").read_text() == written
+
+
 def test_two_resets_in_a_second_keep_both_versions(course, tiny_course):
     for text in ("one = 1\n", "two = 2\n"):
         (tiny_course / "exercises" / "ex00_hello.py").write_text(text)
@@ -333,6 +419,34 @@ def test_the_solution_shows_only_after_passing(course, monkeypatch, tiny_course)
     graded(monkeypatch, result("failed", FAILURE))
     course("grade", "0")
     assert course("solution", "0")[0] == 1
+
+
+def test_a_closed_solution_names_the_hint_of_the_open_task(course, monkeypatch):
+    assert "course hint 0.1 helps" in course("solution", "0")[1]
+
+
+def test_the_solution_is_read_without_contract_and_markers(course):
+    said = course("solution", "0", "--anyway")[1]
+    notes, code = said.split("def add")
+    assert "# It could as well be sum((a, b))." in notes and "return a + b" in code
+    assert '"""' not in said and "BEGIN" not in said and "END" not in said
+
+
+@pytest.mark.parametrize("chapter", [c for c in load().chapters if c.exercise])
+def test_each_solution_is_shown_as_python_that_has_its_notes_first(chapter):
+    solution = chapter.solution_path.read_text(encoding="utf-8")
+    shown = readable(solution)
+    assert not re.search(r"(BEGIN|END) (SOLUTION|NOTES)|# isort", shown)
+    lines = [ast.unparse(part) for part in ast.parse(shown).body]
+    assert lines == [ast.unparse(part) for part in ast.parse(solution).body[1:]]
+
+
+def test_a_chapter_without_its_notebook_is_not_here_yet(course, tiny_course):
+    for notebook in (tiny_course / "chapters").glob("*.ipynb"):
+        notebook.unlink()
+    said = course("status")[1]
+    assert "not here yet" in said and "build" not in said
+    assert "next: everything that is here is solved" in said
 
 
 def test_the_solution_shows_to_those_who_insist(course):

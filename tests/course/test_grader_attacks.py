@@ -181,7 +181,11 @@ IMPORTS = {
     ),
     "a hunt's right answer": at_import(
         "from course.grader.helpers.hidden_allocators import Right",
-        "hidden_allocators is refused: these classes are the grader's own",
+        "course is refused: it is the grader's own",
+    ),
+    "the grader's judge": at_import(
+        "import course.grader.claims as claims\nclaims.same = lambda *a: True",
+        "course is refused: it is the grader's own",
     ),
 }
 
@@ -222,7 +226,10 @@ DISGUISES = {
     "patched judge": in_allocate(
         "return 0",
         "[0, 1, 2]",
-        "import pytest, course.grader.claims as claims, course.grader.failures as f\n"
+        "import sys, pytest\n"
+        "guards = [x for x in sys.meta_path if type(x).__name__ == 'ImportGuard']\n"
+        "sys.meta_path.remove(*guards)\n"
+        "import course.grader.claims as claims, course.grader.failures as f\n"
         "claims.same = lambda *a: True\n"
         "claims.fail = f.fail = pytest.fail = print",
     ),

@@ -381,10 +381,16 @@ def test_expect_close_shows_the_worst_element() -> None:
     got = expected + torch.tensor([[1e-7, 0, 0.1], [0.3, 0, 0]])
     with pytest.raises(CheckFailed) as caught:
         expect_close(got, expected, "c", atol=1e-6)
-    assert caught.value.expected == "2 at [1, 0]"
+    assert caught.value.expected == "2.0 at [1, 0]"
     assert caught.value.got == (
-        "2.29999995 at [1, 0], off by 0.3; the worst of 2 wrong elements of 6"
+        "2.3 at [1, 0], off by 0.3; the worst of 2 wrong elements of 6"
     )
+
+
+def test_expect_close_shows_as_many_digits_as_it_takes() -> None:
+    with pytest.raises(CheckFailed) as caught:
+        expect_close(1.00000002, 1.00000001, "c", atol=0)
+    assert (caught.value.expected, caught.value.got) == ("1.00000001", "1.00000002")
 
 
 @pytest.mark.parametrize(
@@ -479,6 +485,8 @@ def test_a_long_history_is_shortened_in_the_middle() -> None:
 def test_values_are_shown_short() -> None:
     assert shown(torch.ones(2, dtype=torch.int32)) == "tensor int32 [2] [1, 1]"
     assert shown(torch.ones(20, 3)) == "tensor float32 [20, 3]"
+    thirds = torch.tensor([[1 / 3, 2.0], [-2e9 / 3, math.inf]])
+    assert shown(thirds) == "tensor float32 [2, 2] [[0.3333, 2.0], [-666666688.0, inf]]"
     assert shown(list(range(100))).startswith("list of 100: 0, 1, 2")
     assert len(shown("x" * 10_000)) < 130
     assert shown(10**5000) == "a huge int"

@@ -89,9 +89,10 @@ def test_a_host_that_is_not_here_is_said(tiny_course, capsys):
     assert "192.0.2.1 has no free port" in capsys.readouterr().out
 
 
-def test_a_chapter_that_is_not_built_is_not_served(tiny_course, capsys):
+def test_a_chapter_that_is_not_built_is_not_here_yet(tiny_course, capsys):
     assert main(["lab", "1"], tiny_course) == 1
-    assert "course build 1" in " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
+    assert "chapter 01, Goodbye, is not here yet" in said and "build" not in said
 
 
 def test_the_chapter_is_served_until_ctrl_c(tiny_course):
@@ -115,6 +116,7 @@ def test_the_chapter_is_served_until_ctrl_c(tiny_course):
             said += line
         try:
             _check_address(said, port)
+            _check_that_a_second_call_shows_the_address_again(tiny_course, said)
         finally:
             server.send_signal(signal.SIGINT)
             rest, _ = server.communicate(timeout=30)
@@ -134,6 +136,23 @@ def _check_address(said: str, taken: int) -> None:
     with urllib.request.urlopen(contents) as answer:
         names = [entry["name"] for entry in json.load(answer)["content"]]
     assert "01_goodbye.ipynb" in names
+
+
+def _check_that_a_second_call_shows_the_address_again(root: Path, said: str) -> None:
+    (root / "chapters" / "00_hello.ipynb").write_text("{}")
+    command = [sys.executable, "-c", START, str(root), "lab", "0"]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"NO_BROWSER": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and "running already" in done.stdout
+    address = re.search(r"http\S+", said)
+    assert address is not None
+    there = address[0].replace("01_goodbye", "00_hello")
+    assert there in done.stdout.split()
 
 
 def _running(word: str) -> bool:

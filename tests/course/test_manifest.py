@@ -94,6 +94,19 @@ def test_the_readme_maps_the_chapters_that_are_here():
         assert question == chapter.question
 
 
+def test_the_notebooks_that_are_here_are_those_of_the_chapters():
+    present = sorted(path.name for path in (ROOT / "chapters").glob("*.ipynb"))
+    assert present == [chapter.notebook.name for chapter in CHAPTERS]
+
+
+@pytest.mark.parametrize("task_id", ["4.99", "04.1", "4.x"])
+def test_a_task_that_is_not_there_is_answered_with_those_of_its_chapter(task_id):
+    with pytest.raises(UnknownChapterError) as caught:
+        load().task(task_id)
+    tasks = "4.1, 4.2, 4.3, 4.4, 4.5"
+    assert str(caught.value) == f"no task {task_id}; there are: {tasks}"
+
+
 @pytest.mark.parametrize(
     "wrong", [{"kind": "quiz"}, {"points": -1}, {"hints": ("only one",)}]
 )

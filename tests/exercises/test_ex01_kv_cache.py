@@ -9,6 +9,7 @@ from course.grader import (
     expect_raises,
     expect_that,
     in_worker,
+    rewrite_history,
     task,
 )
 from paged_attention.reference import attention
@@ -169,22 +170,29 @@ def test_the_first_token_sees_only_itself(exercise):
 
 @task("1.3")
 def test_the_second_token_sees_both(exercise):
-    tokens = Tokens(2, 1, 1, 2)
     layer = exercise.CachedAttention(1, 1, 2)
-    for token in range(2):
-        claim = f"token {token} as in attention over the whole sequence"
-        tokens.expect_step(layer, token, claim)
+    rows = [
+        torch.tensor([row]).double() for row in ([0.0, 0.0], [2.0, 4.0], [6.0, 8.0])
+    ]
+    query, first, second = rows
+    layer.step(query, first, first)
+    got = layer.step(query, second, second)
+    claim = "a query of zeros gives equal weights: the mean of both values"
+    expect_close(got, torch.tensor([[4.0, 6.0]]).double(), claim, atol=1e-12)
 
 
 @task("1.3")
-def test_the_scale_is_the_root_of_head_dim(exercise):
+def test_products_become_scores_and_scores_become_weights(exercise):
     # The query is all ones: the products are 2 ln 3 and 0, halved by 4 ** -0.5.
     layer = exercise.CachedAttention(1, 1, 4)
     ones, zeros = torch.ones(1, 4).double(), torch.zeros(1, 4).double()
     log3 = torch.tensor(3.0).double().log()
     layer.step(ones, ones * log3 / 2, ones)
     got = layer.step(ones, zeros, zeros)
-    claim = "scores ln 3 and 0 give weights 3/4 and 1/4, so 3/4 of the first value"
+    claim = (
+        "head_dim 4: query · key is 2 ln 3 for the first token and 0 for the second; "
+        "the weights are 3/4 and 1/4, so the result is 3/4 of the first value"
+    )
     expect_close(got, ones * 0.75, claim, atol=1e-12)
 
 
@@ -252,7 +260,15 @@ def test_the_caller_may_overwrite_its_tensors(exercise):
     layer = exercise.CachedAttention(4, 2, 3)
     helper = "course.grader.helpers.ex01:steps_with_reused_tensors"
     rows = (tokens.queries, tokens.keys, tokens.values)
-    got = in_worker(exercise, helper, layer, *rows)
+    try:
+        got = in_worker(exercise, helper, layer, *rows)
+    finally:
+        story = [
+            "layer = CachedAttention(4, 2, 3)",
+            "layer.step(query, key, value), five times; after each step the caller "
+            "fills its three tensors with NaN, then with the next token",
+        ]
+        rewrite_history(exercise, story)
     claim = "the same three tensors, filled with NaN after each step and used again"
     expect_close(got, tokens.whole, claim, atol=1e-12)
 

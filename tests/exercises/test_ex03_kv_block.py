@@ -11,6 +11,7 @@ from course.grader import (
     expect_raises,
     expect_that,
     in_worker,
+    rewrite_history,
     task,
 )
 
@@ -107,8 +108,18 @@ def numbered(layout):
 
 
 def converted(exercise, tensor, source, target, half=None):
+    """What the result and the tensor look like beside each other in the worker."""
     helper, convert = f"{HELPERS}:convert_and_look", exercise.convert_layout
-    return in_worker(exercise, helper, convert, tensor, source, target, half)
+    given = "tensor" if half is None else f"both[:, {half}]"
+    story = [
+        f"{given.partition('[')[0]} has the shape {list(tensor.shape)}",
+        f"result = convert_layout({given}, {source!r}, {target!r})",
+        "result.zero_()",
+    ]
+    try:
+        return in_worker(exercise, helper, convert, tensor, source, target, half)
+    finally:
+        rewrite_history(exercise, story)
 
 
 @task("3.2")
@@ -251,7 +262,25 @@ def cache_of(buffer, layer, name):
 
 
 def places(exercise):
-    return in_worker(exercise, f"{HELPERS}:places", new_buffer(exercise), LAYERS)
+    """Where each view lies; the report says it in words."""
+    buffer = new_buffer(exercise)
+    story = [f"buffer = KVBuffer({LAYERS}, {BLOCKS}, {SIZE}, {HEADS}, {DIM})"]
+    try:
+        found = in_worker(exercise, f"{HELPERS}:places", buffer, LAYERS)
+    finally:
+        rewrite_history(exercise, story)
+    order = [(place["layer"], place["name"]) for place in found]
+    expect(order, [*itertools.product(range(LAYERS), NAMES)], "a place for each view")
+    rewrite_history(exercise, [*story, *map(in_words, found)])
+    return found
+
+
+def in_words(place):
+    where = f"starts at number {place['start']}"
+    if not place["same_storage"]:
+        where = "lies in a storage of its own,"
+    name, strides = f"{place['name']}({place['layer']})", place["strides"]
+    return f"buffer.{name} {where} with strides {strides}"
 
 
 @task("3.4")
@@ -276,12 +305,24 @@ def test_the_storage_holds_keys_and_values_and_nothing_else(exercise):
     expect(places(exercise)[0]["storage_bytes"], expected, claim)
 
 
+def put_number(exercise, buffer, name, layer, place):
+    helper = f"{HELPERS}:put_number"
+    story = [
+        f"buffer = KVBuffer({LAYERS}, {BLOCKS}, {SIZE}, {HEADS}, {DIM})",
+        f"buffer.{name}({layer})[{', '.join(map(str, place))}] = 7.0",
+    ]
+    try:
+        in_worker(exercise, helper, buffer, name, layer, place, 7.0)
+    finally:
+        rewrite_history(exercise, story)
+
+
 @task("3.4")
 def test_writing_to_a_view_changes_the_buffer(exercise):
     for layer, name in itertools.product(range(LAYERS), NAMES):
         buffer = new_buffer(exercise)
         place = (2, 3, 1, 5)
-        in_worker(exercise, f"{HELPERS}:put_number", buffer, name, layer, place, 7.0)
+        put_number(exercise, buffer, name, layer, place)
         for other_layer, other_name in itertools.product(range(LAYERS), NAMES):
             expected = torch.zeros(BLOCKS, SIZE, HEADS, DIM)
             if (other_layer, other_name) == (layer, name):

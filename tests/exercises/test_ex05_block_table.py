@@ -10,6 +10,7 @@ from course.grader import (
     expect_raises,
     expect_that,
     in_worker,
+    measured,
     rewrite_history,
     task,
 )
@@ -392,9 +393,10 @@ def test_the_steps_of_slots_grow_with_the_blocks_not_with_the_tokens(exercise):
     pool = given_pool(exercise, 10)
     ids = pool.allocate_many(10)
     helper = f"{HELPERS}:steps_of_slots"
+    kind = exercise.LogicalTable
     small, large = (
-        in_worker(exercise, helper, exercise.LogicalTable, pool, block_size, ids)
-        for block_size in (16, 1024)
+        measured(exercise, helper, kind, pool, size, ids, names=["slots"])["slots"]
+        for size in (16, 1024)
     )
     if large > 2 * small + 100:
         fail(
@@ -437,6 +439,8 @@ def test_tables_become_a_rectangle(exercise):
     for all_ids, expected in RECTANGLES:
         tables = rows_of(exercise, *all_ids)
         claim = f"tables with block_ids {all_ids} as one rectangle"
+        if any(None in ids for ids in all_ids):
+            claim += " (None is a hole; a hole is -1 in the matrix)"
         expect(exercise.pad_tables(tables), expected, claim)
 
 
@@ -462,10 +466,28 @@ WALKS = [
     ([[2, -1], [0, 1]], [2, 3], 2, [[4, 5], [0, 1, 2]], "a row with padding"),
     ([[2, 99]], [2], 2, [[4, 5]], "a row with any number behind its blocks"),
     ([[9, 9], [1, -1]], [0, 1], 3, [[], [3]], "a sequence without tokens"),
-    ([[-1, 3]], [3], 2, [[6]], "positions 0 and 1 lie in a hole"),
-    ([[-1, 3, -1, 0]], [8], 2, [[6, 7, 0, 1]], "two holes of 2 tokens each"),
-    ([[-1, 2]], [3], 3, [[]], "all 3 tokens lie in a hole"),
-    ([[0, -1]], [4], 3, [[0, 1, 2]], "the last token lies in a hole"),
+    (
+        [[-1, 3]],
+        [3],
+        2,
+        [[6]],
+        "positions 0 and 1 lie in a hole: it is -1 in the matrix",
+    ),
+    (
+        [[-1, 3, -1, 0]],
+        [8],
+        2,
+        [[6, 7, 0, 1]],
+        "two holes of 2 tokens each: a hole is -1 in the matrix",
+    ),
+    ([[-1, 2]], [3], 3, [[]], "all 3 tokens lie in a hole: it is -1 in the matrix"),
+    (
+        [[0, -1]],
+        [4],
+        3,
+        [[0, 1, 2]],
+        "the last token lies in a hole: it is -1 in the matrix",
+    ),
     ([[]], [0], 3, [[]], "a row of length 0"),
     ([], [], 3, [], "no sequences"),
 ]

@@ -9,7 +9,15 @@ import random
 
 import pytest
 
-from course.grader import Hidden, expect, expect_raises, expect_that, in_worker, task
+from course.grader import (
+    Hidden,
+    expect,
+    expect_raises,
+    expect_that,
+    in_worker,
+    measured,
+    task,
+)
 from course.grader.failures import fail
 from course.grader.helpers.pools import given_pool
 from course.grader.helpers.walk import walk
@@ -36,7 +44,7 @@ def test_only_full_blocks_have_a_hash(exercise):
 def test_the_first_hash_is_that_of_the_tokens_alone(exercise):
     expected = exercise.chained_hash(None, (10, 11, 12, 13))
     got = exercise.block_hashes([10, 11, 12, 13], 4)
-    expect(got, [expected], "one block, nothing in front of it")
+    expect(got, [expected], "there is one block, and nothing stands in front of it")
 
 
 @task("7.1")
@@ -45,7 +53,11 @@ def test_each_hash_is_made_of_the_one_in_front(exercise):
     second = exercise.chained_hash(first, (12, 13))
     third = exercise.chained_hash(second, (14, 15))
     got = exercise.block_hashes(tokens(7), 2)
-    expect(got, [first, second, third], "three full blocks of 2, and a token")
+    expect(
+        got,
+        [first, second, third],
+        "7 tokens fill three blocks of 2, and one is left over",
+    )
 
 
 @task("7.1")
@@ -53,7 +65,8 @@ def test_equal_beginnings_have_equal_hashes(exercise):
     one = exercise.block_hashes([1, 2, 3, 4, 5, 6], 2)
     two = exercise.block_hashes([1, 2, 3, 4, 9, 9], 2)
     expect(two[:2], one[:2], "the first two blocks are the same")
-    expect(exercise.block_hashes([1, 2], 2), one[:1], "a shorter sequence")
+    got = exercise.block_hashes([1, 2], 2)
+    expect(got, one[:1], "a shorter sequence begins with the same block")
 
 
 def expect_different(exercise, one, two, claim):
@@ -68,13 +81,13 @@ def test_every_token_counts(exercise):
     for place in range(4):
         other = tokens(4)
         other[place] = 99
-        claim = f"another token at place {place}, another hash"
+        claim = f"another token at place {place} gives another hash"
         expect_different(exercise, tokens(4), other, claim)
 
 
 @task("7.1")
 def test_the_order_of_the_tokens_counts(exercise):
-    claim = "the same tokens in another order, another hash"
+    claim = "the same tokens in another order have another hash"
     expect_different(exercise, [1, 2, 3, 4], [4, 3, 2, 1], claim)
     expect_different(exercise, [1, 2, 3, 4], [1, 3, 2, 4], claim)
 
@@ -88,16 +101,16 @@ def test_large_tokens_are_not_cut(exercise):
 
 @task("7.1")
 def test_what_stands_in_front_counts(exercise):
-    claim = "the same tokens after another beginning, another hash"
+    claim = "the same tokens after another beginning have another hash"
     expect_different(
         exercise, [1, 1, 1, 1, 5, 5, 5, 5], [2, 2, 2, 2, 5, 5, 5, 5], claim
     )
     expect_different(exercise, [5, 5, 5, 5], [1, 1, 1, 1, 5, 5, 5, 5], claim)
-    claim = "two blocks that change places, another hash"
+    claim = "when two blocks change places, the hash is another"
     expect_different(
         exercise, [1, 1, 1, 1, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1, 1], claim
     )
-    claim = "the same block once more, another hash"
+    claim = "the same block once more has another hash"
     expect_different(exercise, [5] * 8, [5] * 4, claim)
     expect_different(exercise, [5] * 12, [5] * 8, claim)
 
@@ -110,6 +123,7 @@ def test_thousands_of_contents_have_different_hashes(exercise):
     helper = f"{HELPERS}:all_hashes"
     content_of = {}
     hashes = in_worker(exercise, helper, exercise.block_hashes, prompts, 2)
+    expect(len(hashes), len(prompts), "each prompt has a list of hashes")
     for prompt, found in zip(prompts, hashes, strict=True):
         expect(len(found), len(prompt) // 2, f"full blocks of 2 in {prompt}")
         other = content_of.setdefault(found[-1], prompt)
@@ -141,8 +155,8 @@ def test_a_block_is_found_by_its_tokens(exercise):
     index = index_of(exercise)
     expect(index.remember([7], [1, 2, 3, 4]), [7], "block 7 was added")
     expect(index.match([1, 2, 3, 4, 5]), [7], "the first four tokens are known")
-    expect(index.match([1, 2, 3, 9, 5]), [], "another fourth token")
-    expect(index.match([9, 2, 3, 4, 5]), [], "another first token")
+    expect(index.match([1, 2, 3, 9, 5]), [], "the fourth token is another one")
+    expect(index.match([9, 2, 3, 4, 5]), [], "the first token is another one")
 
 
 @task("7.2")
@@ -171,7 +185,11 @@ def test_equal_tokens_after_another_beginning_are_no_hit(exercise):
     expect(index.match([2, 2, 2, 2, 0]), [], "2 2 2 2 was remembered after 1 1 1 1")
     got = index.match([9, 9, 9, 9, 2, 2, 2, 2, 0])
     expect(got, [], "2 2 2 2 was remembered after 1 1 1 1, not after 9 9 9 9")
-    expect(index.match([1, 1, 1, 1, 1, 1, 1, 1, 0]), [5], "1 1 1 1 once, not twice")
+    expect(
+        index.match([1, 1, 1, 1, 1, 1, 1, 1, 0]),
+        [5],
+        "1 1 1 1 is known once, not twice",
+    )
 
 
 @task("7.2")
@@ -180,8 +198,8 @@ def test_two_sequences_go_on_from_one_block(exercise):
     expect(index.remember([5, 3], [*tokens(4), 1, 1, 1, 1]), [5, 3], "both are new")
     got = index.remember([6, 4], [*tokens(4), 2, 2, 2, 2])
     expect(got, [4], "what block 6 holds is known: block 5 holds it")
-    expect(index.match([*tokens(4), 1, 1, 1, 1, 0]), [5, 3], "the first sequence")
-    expect(index.match([*tokens(4), 2, 2, 2, 2, 0]), [5, 4], "the second sequence")
+    expect(index.match([*tokens(4), 1, 1, 1, 1, 0]), [5, 3], "the first one is found")
+    expect(index.match([*tokens(4), 2, 2, 2, 2, 0]), [5, 4], "the second is found")
 
 
 @task("7.2")
@@ -190,7 +208,7 @@ def test_what_is_known_keeps_its_block(exercise):
     index.remember([5], tokens(4))
     expect(index.remember([6], tokens(4)), [], "these tokens are known already")
     expect(index.remember([5], tokens(4)), [], "block 5 is known already")
-    expect(index.match(tokens(5)), [5], "the older one of two blocks")
+    expect(index.match(tokens(5)), [5], "of two blocks the older one is found")
 
 
 @task("7.2")
@@ -200,7 +218,7 @@ def test_only_full_blocks_are_remembered(exercise):
         claim = f"{num_tokens} tokens do not fill {len(ids)} blocks of 4"
         expect_raises(ValueError, index.remember, ids, tokens(num_tokens), claim=claim)
         expect(index.match(tokens(9)), [], "the refused call remembered nothing")
-    expect(index.remember([], []), [], "no blocks, no tokens")
+    expect(index.remember([], []), [], "no blocks need no tokens")
 
 
 @task("7.2")
@@ -232,7 +250,7 @@ def test_a_forgotten_block_may_get_another_content(exercise):
     index = index_of(exercise)
     index.remember([5], [1, 1, 1, 1])
     index.forget(5)
-    expect(index.remember([5], [2, 2, 2, 2]), [5], "block 5, with new tokens")
+    expect(index.remember([5], [2, 2, 2, 2]), [5], "block 5 has new tokens")
     expect(index.match([1, 1, 1, 1, 0]), [], "block 5 does not hold 1 1 1 1 any more")
     expect(index.match([2, 2, 2, 2, 0]), [5], "block 5 holds 2 2 2 2")
     expect(index.remember([6], [1, 1, 1, 1]), [6], "1 1 1 1 is new again")
@@ -264,9 +282,9 @@ def test_blocks_of_any_size(exercise):
         index = index_of(exercise, block_size)
         index.remember([5, 3], tokens(2 * block_size))
         got = index.match(tokens(2 * block_size + 1))
-        expect(got, [5, 3], f"two blocks of {block_size}")
+        expect(got, [5, 3], f"two blocks of {block_size} are known")
         got = index.match(tokens(2 * block_size))
-        expect(got, [5], f"two blocks of {block_size}, and one token must be left over")
+        expect(got, [5], f"of two blocks of {block_size}, one token must be left over")
 
 
 @task("7.2")
@@ -376,8 +394,10 @@ def test_the_index_agrees_with_a_list_of_all_contents(exercise):
 @task("7.2")
 def test_the_steps_of_a_match_do_not_grow_with_the_index(exercise):
     helper, kind = f"{HELPERS}:steps_of_match", exercise.PrefixIndex
-    small = in_worker(exercise, helper, kind, 10)
-    large = in_worker(exercise, helper, kind, 1_000)
+    small, large = (
+        measured(exercise, helper, kind, num_known, names=["match"])["match"]
+        for num_known in (10, 1_000)
+    )
     if large > 3 * small + 100:
         fail(
             "finding a block takes as many steps among 1,000 blocks as among 10",
@@ -893,8 +913,9 @@ def test_the_books_agree_after_any_sequence_of_calls(exercise, order):
 @task("7.4")
 def test_the_steps_do_not_grow_with_the_pool(exercise):
     helper, kind = f"{HELPERS}:steps_of_eviction", exercise.PrefixIndex
-    small = in_worker(exercise, helper, kind, 20)
-    large = in_worker(exercise, helper, kind, 1_000)
+    names = ("acquire", "allocate_many", "num_free", "publish", "release")
+    small = measured(exercise, helper, kind, 20, names=names)
+    large = measured(exercise, helper, kind, 1_000, names=names)
     for name, steps in small.items():
         if large[name] > 3 * steps + 100:
             fail(
@@ -911,7 +932,8 @@ def test_the_work_does_not_grow_with_the_pool(exercise):
     slow = []
     for _ in range(3):
         small, large = (
-            in_worker(exercise, helper, kind, size) for size in (100, 8_000)
+            measured(exercise, helper, kind, size, names=("acquire", "release"))
+            for size in (100, 8_000)
         )
         slow = [name for name in small if large[name] > 5 * small[name] + 20]
         if not slow:
@@ -928,7 +950,9 @@ def test_the_work_does_not_grow_with_the_pool(exercise):
 @task("7.4")
 def test_the_index_does_not_grow_for_ever(exercise):
     helper = f"{HELPERS}:growth"
-    gained = in_worker(exercise, helper, exercise.PrefixIndex, 5_000)
+    names, kind = ("half way", "at the end"), exercise.PrefixIndex
+    in_use = measured(exercise, helper, kind, 5_000, names=names)
+    gained = in_use["at the end"] - in_use["half way"]
     if gained > 1_000:
         fail(
             "after 5,000 sequences in a pool of 6 blocks the index is no larger",

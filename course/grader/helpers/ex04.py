@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from course.interleave import (
@@ -71,7 +71,12 @@ def races(
         every_interleaving(make, call_first, call_second),
     )
     seen: dict[str, dict[str, Any]] = {}  # what came out -> the first run like that
-    for run in islice(runs, MOST_RUNS):
+    for number, run in enumerate(runs):
+        if number > MOST_RUNS:
+            raise RuntimeError(
+                f"{first[0]} takes more than {MOST_RUNS} steps of Python in a pool of "
+                f"{num_blocks} blocks: too many to stop before each of them"
+            )
         _raise_if_unsolved(run.first, run.second)
         pool = run.subject.pool
         stuck = run.is_stuck

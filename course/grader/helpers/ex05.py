@@ -30,11 +30,11 @@ def translate_range(table: Any, start: int, stop: int) -> list[int]:
 
 def steps_of_slots(
     table_class: Callable[..., Any], allocator: Any, block_size: int, ids: list[int]
-) -> int:
+) -> dict[str, int]:
     """Opcodes of Python that all slots of a table with full blocks take."""
     num_tokens = block_size * len(ids)
     table = table_class(allocator, block_size, ids, num_tokens)
-    return count_opcodes(lambda: table.slots(0, num_tokens))
+    return {"slots": count_opcodes(lambda: table.slots(0, num_tokens))}
 
 
 def pad_and_change(pad_tables: Callable[..., Any], tables: list[Any]) -> list[Any]:

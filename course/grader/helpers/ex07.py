@@ -24,12 +24,13 @@ def all_hashes(
     return [block_hashes(prompt, block_size) for prompt in prompts]
 
 
-def steps_of_match(index_class: Callable[..., Any], num_known: int) -> int:
+def steps_of_match(index_class: Callable[..., Any], num_known: int) -> dict[str, int]:
     """Opcodes of a match of two blocks, among so many that are remembered."""
     index = index_class(BlockAllocator(num_known), BLOCK_SIZE)
     for block_id in range(0, num_known, 2):
         index.remember([block_id, block_id + 1], [block_id] * 2 * BLOCK_SIZE)
-    return count_opcodes(lambda: index.match([num_known // 2] * 2 * BLOCK_SIZE + [0]))
+    prompt = [num_known // 2] * 2 * BLOCK_SIZE + [0]
+    return {"match": count_opcodes(lambda: index.match(prompt))}
 
 
 def steps_of_eviction(
@@ -74,18 +75,18 @@ def microseconds_of_use(
     return {"acquire": min(acquires) * 1e6, "release": min(releases) * 1e6}
 
 
-def growth(index_class: Callable[..., Any], num_sequences: int) -> int:
-    """Memory blocks of Python that the index gained in the second half of its life.
+def growth(index_class: Callable[..., Any], num_sequences: int) -> dict[str, int]:
+    """Python's blocks of memory in use half way and at the end of an index's life.
 
     Each sequence is another one, and the pool has room for three of them.
     """
     index = index_class(BlockAllocator(6), BLOCK_SIZE)
-    in_use = []
+    in_use = {}
     for number in range(num_sequences):
-        if number in (num_sequences // 2, num_sequences - 1):
-            in_use.append(sys.getallocatedblocks())
+        if number == num_sequences // 2:
+            in_use["half way"] = sys.getallocatedblocks()
         _one_sequence(index, number)
-    return in_use[1] - in_use[0]
+    return in_use | {"at the end": sys.getallocatedblocks()}
 
 
 def _full_index(index_class: Callable[..., Any], num_blocks: int) -> Any:

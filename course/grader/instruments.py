@@ -1,0 +1,102 @@
+"""The course's helpers as the worker runs them: out of the way of learner code.
+
+Helpers measure beside the learner's live objects, so what learner code patches must not
+reach them by name. They are no modules that an import or sys.modules would find; they
+see the built-ins, and the standard library's modules, as these were before any learner
+code ran; and their code was read by then.
+
+It is a fence, not a wall: it is the same process. See worker.py for what is left.
+"""
+
+import builtins
+import importlib
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+COURSE = "course"
+ROOT = Path(__file__).resolve().parents[2]
+READ_AHEAD = ("interleave.py", "grader/helpers/ex*.py")
+
+# What helpers and course.interleave import. In a copy of a module another name can be
+# bound without effect; what hangs deeper, such as a method of Thread, cannot be kept.
+KEPT = (
+    "collections.abc",
+    "contextlib",
+    "dataclasses",
+    "functools",
+    "gc",
+    "itertools",
+    "linecache",
+    "math",
+    "os",
+    "sys",
+    "threading",
+    "time",
+    "types",
+    "typing",
+)
+
+
+class Instruments:
+    """Made by the warm process; each worker runs the modules that its test needs."""
+
+    def __init__(self) -> None:
+        self._kept = {name: _copy(importlib.import_module(name)) for name in KEPT}
+        self._builtins = vars(builtins) | {"__import__": self._import}
+        self._code: dict[str, CodeType] = {}
+        self._modules: dict[str, ModuleType] = {}
+
+    def read_ahead(self) -> None:
+        """Read all code that helpers may run, before any learner code runs."""
+        for pattern in READ_AHEAD:
+            for path in (ROOT / COURSE).glob(pattern):
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                self._code_of(".".join(parts))
+
+    def function(self, where: str) -> Callable[..., Any]:
+        """The function that "module:function" names."""
+        module, _, name = where.partition(":")
+        return getattr(self._module(module), name)
+
+    def _module(self, name: str) -> ModuleType:
+        if name not in self._modules:
+            module = ModuleType(name)
+            code = self._code_of(name)
+            vars(module).update(
+                __builtins__=self._builtins, __file__=code.co_filename, __package__=""
+            )
+            exec(code, vars(module))
+            self._modules[name] = module
+        return self._modules[name]
+
+    def _code_of(self, name: str) -> CodeType:
+        if name not in self._code:
+            path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+            code = SourceFileLoader(name, str(path)).get_code(name)
+            assert code is not None, "a source file has code"
+            self._code[name] = code
+        return self._code[name]
+
+    def _import(
+        self,
+        name: str,
+        globals: dict[str, Any] | None = None,
+        locals: dict[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """What `import` does in a helper."""
+        if name.startswith(f"{COURSE}."):
+            return self._module(name)
+        if name in self._kept:
+            return self._kept[name]
+        return __import__(name, globals, locals, fromlist or (), level)
+
+
+def _copy(module: ModuleType) -> ModuleType:
+    copy = ModuleType(module.__name__)
+    vars(copy).update(vars(module))
+    return copy

@@ -1,0 +1,247 @@
+"""Decode for few long sequences: several programs share one, then merge.
+
+With one program per sequence and KV head a small batch leaves most of a GPU idle. Here
+the keys of each sequence are cut into num_splits spans. Each span leaves its sum of
+values, largest score and total; that is all it takes to merge softmaxes exactly.
+"""
+
+# Inside a kernel Triton's types hold, not Python's.
+# pyright: reportOperatorIssue=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paged_attention.kernels.decode import attend_keys, head_tiles
+from paged_attention.kernels.launch import (
+    Launch,
+    batch_arguments,
+    cache_arguments,
+    compute_dtype,
+    num_warps,
+    strides,
+    tile_of,
+)
+
+MIN_KEYS_PER_SPLIT = 256  # below that a merge costs more than it gives
+MAX_SPLITS = 64
+PROGRAMS_PER_PROCESSOR = 4
+
+
+@triton.jit(do_not_specialize=["scale", "window"])
+def split_kernel(
+    part_ptr,  # [num_seqs, num_heads, num_splits, head_dim]   float32, contiguous
+    largest_ptr,  # [num_seqs, num_heads, num_splits]   float32, contiguous
+    total_ptr,  # as largest
+    query_ptr,  # [num_seqs, num_heads, head_dim]
+    key_ptr,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_ptr,
+    tables_ptr,  # [num_seqs, max_num_blocks]   int32 or int64
+    lens_ptr,  # [num_seqs]   int32 or int64
+    scale,
+    window,
+    query_stride_seq,
+    query_stride_head,
+    query_stride_dim,
+    key_stride_block,
+    key_stride_slot,
+    key_stride_head,
+    key_stride_dim,
+    value_stride_block,
+    value_stride_slot,
+    value_stride_head,
+    value_stride_dim,
+    tables_stride_seq,
+    tables_stride_block,
+    lens_stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_GROUP: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Program (i, j, s): as program (i, j) of decode, for span s of the keys."""
+    seq = tl.program_id(0).to(tl.int64)
+    tiles_per_group: tl.constexpr = (GROUP + TILE_GROUP - 1) // TILE_GROUP
+    kv_head = (tl.program_id(1) // tiles_per_group).to(tl.int64)
+    in_group = (tl.program_id(1) % tiles_per_group) * TILE_GROUP + tl.arange(
+        0, TILE_GROUP
+    )
+    head = kv_head * GROUP + in_group
+    is_head = in_group < GROUP
+    dim = tl.arange(0, TILE_DIM)
+    mask = is_head[:, None] & (dim < HEAD_DIM)[None, :]
+    query = tl.load(
+        query_ptr
+        + seq * query_stride_seq
+        + head[:, None] * query_stride_head
+        + dim[None, :] * query_stride_dim,
+        mask=mask,
+        other=0.0,
+    ).to(COMPUTE)
+
+    # Spans are whole tiles, so that only the last one of all is ragged.
+    split, num_splits = tl.program_id(2), tl.num_programs(2)
+    seq_len = tl.load(lens_ptr + seq * lens_stride).to(tl.int32)
+    first_of_all = tl.maximum(seq_len - window, 0)
+    num_tiles = tl.cdiv(seq_len - first_of_all, TILE_KEYS)
+    span = tl.cdiv(num_tiles, num_splits) * TILE_KEYS
+    first = first_of_all + split * span
+    acc, largest, total = attend_keys(
+        query,
+        key_ptr + kv_head * key_stride_head,
+        value_ptr + kv_head * value_stride_head,
+        tables_ptr + seq * tables_stride_seq,
+        first,
+        tl.minimum(first + span, seq_len),
+        scale,
+        key_stride_block,
+        key_stride_slot,
+        key_stride_dim,
+        value_stride_block,
+        value_stride_slot,
+        value_stride_dim,
+        tables_stride_block,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        TILE_KEYS,
+        TILE_DIM,
+        COMPUTE,
+    )
+    # An empty span writes too: zeros, and -inf as its largest score.
+    num_heads = (tl.num_programs(1) // tiles_per_group) * GROUP
+    place = (seq * num_heads + head) * num_splits + split
+    tl.store(part_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask)
+    tl.store(largest_ptr + place, largest, mask=is_head)
+    tl.store(total_ptr + place, total, mask=is_head)
+
+
+@triton.jit
+def merge_kernel(
+    out_ptr,  # [num_seqs, num_heads, head_dim]   contiguous
+    part_ptr,  # [num_seqs, num_heads, num_splits, head_dim]   float32, contiguous
+    largest_ptr,  # [num_seqs, num_heads, num_splits]   float32, contiguous
+    total_ptr,  # as largest
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    TILE_SPLITS: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+):
+    """Program i: one head of one sequence."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, TILE_SPLITS)
+    dim = tl.arange(0, TILE_DIM)
+    is_split, is_dim = split < num_splits, dim < HEAD_DIM
+    place = row * num_splits + split
+    largest = tl.load(largest_ptr + place, mask=is_split, other=float("-inf"))
+    total = tl.load(total_ptr + place, mask=is_split, other=0.0)
+    # A sequence of length 0 has no largest score: -inf - (-inf) would be NaN.
+    largest_of_all = tl.max(largest, axis=0)
+    weight = tl.exp2(
+        largest - tl.where(largest_of_all > float("-inf"), largest_of_all, 0.0)
+    )
+    part = tl.load(
+        part_ptr + place[:, None] * HEAD_DIM + dim[None, :],
+        mask=is_split[:, None] & is_dim[None, :],
+        other=0.0,
+    )
+    acc = tl.sum(part * weight[:, None], axis=0)
+    total_of_all = tl.sum(total * weight, axis=0)
+    result = acc / tl.where(total_of_all > 0, total_of_all, 1.0)
+    out = out_ptr + row * HEAD_DIM + dim
+    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=is_dim)
+
+
+def split_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+    num_splits: int = 8,
+) -> Tensor:
+    """As `decode`, the keys of each sequence shared by num_splits programs."""
+    num_seqs, num_heads, head_dim = query.shape
+    shape = (num_seqs, num_heads, num_splits)
+    part = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
+    largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    split_launch(
+        part,
+        largest,
+        total,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        scale,
+        window,
+    ).run()
+    merge_launch(out, part, largest, total).run()
+    return out
+
+
+def split_launch(
+    part: Tensor,
+    largest: Tensor,
+    total: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+) -> Launch:
+    num_seqs, num_heads, head_dim = query.shape
+    num_kv_heads = key_cache.shape[2]
+    tiles = head_tiles(num_heads // num_kv_heads, head_dim, query.dtype)
+    tiles_per_group = triton.cdiv(tiles["GROUP"], tiles["TILE_GROUP"])
+    return Launch(
+        split_kernel,
+        (num_seqs, num_kv_heads * tiles_per_group, part.shape[2]),
+        {
+            "part_ptr": part,
+            "largest_ptr": largest,
+            "total_ptr": total,
+            "query_ptr": query,
+            **strides("query", query, "seq", "head", "dim"),
+            **cache_arguments(key_cache, value_cache),
+            **batch_arguments(block_tables, seq_lens, scale, window),
+            **tiles,
+            "BLOCK_SIZE": key_cache.shape[1],
+            "COMPUTE": compute_dtype(query.dtype, split_kernel),
+        },
+        num_warps=num_warps(query.dtype),
+    )
+
+
+def merge_launch(out: Tensor, part: Tensor, largest: Tensor, total: Tensor) -> Launch:
+    num_seqs, num_heads, num_splits, head_dim = part.shape
+    return Launch(
+        merge_kernel,
+        (num_seqs * num_heads,),
+        {
+            "out_ptr": out,
+            "part_ptr": part,
+            "largest_ptr": largest,
+            "total_ptr": total,
+            "num_splits": num_splits,
+            "HEAD_DIM": head_dim,
+            "TILE_SPLITS": triton.next_power_of_2(num_splits),
+            "TILE_DIM": tile_of(head_dim),
+        },
+    )
+
+
+def choose_num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
+    """How many splits keep a GPU busy, given the programs that one pass would have."""
+    wanted = triton.cdiv(num_processors * PROGRAMS_PER_PROCESSOR, max(1, num_programs))
+    useful = triton.cdiv(max_seq_len, MIN_KEYS_PER_SPLIT)
+    return max(1, min(wanted, useful, MAX_SPLITS))
