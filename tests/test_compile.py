@@ -77,9 +77,11 @@ def defects(kernel: str, dtype: torch.dtype, got: Compiled) -> list[str]:
         found.append(f"{got.shared_bytes} bytes of shared memory")
     if got.spill_bytes and not is_old:
         found.append(f"{got.spill_bytes} bytes of registers spilled per thread")
-    if kernel != "merge" and 16 not in got.load_bytes:
+    # A token of SmolLM2 is too small to give each of 64 lanes 16 bytes.
+    wide = 16 if kernel in WITH_PRODUCTS else 8
+    if max(got.load_bytes) < wide:
         found.append(
-            f"keys and values are not loaded 16 bytes at once, {got.load_bytes}"
+            f"keys and values are not loaded {wide} bytes at once, {got.load_bytes}"
         )
     if dtype != torch.float32 and 2 in got.load_bytes:
         found.append(f"{got.load_bytes[2]} loads of single numbers")

@@ -113,7 +113,9 @@ class Exchange:
         except TooMuchError as error:
             reason, certain = f"{error} and was ended", True
         except TooManyCallbacksError:
-            reason, certain = f"used {MAX_CALLBACKS:,} times what it was given", True
+            reason = f"made {MAX_CALLBACKS:,} calls on what it was given and was "
+            reason += "stopped: does a loop never end?"
+            certain = True
         # Outside of the handlers: Hypothesis looks at an exception's context, too.
         self._history.add(f"{text}: no reply")
         status = self._end()

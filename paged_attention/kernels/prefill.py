@@ -209,7 +209,7 @@ def prefill_launch(
     num_seqs, num_kv_heads = len(seq_lens), key_cache.shape[2]
     group = num_heads // num_kv_heads
     is_wide = query.element_size() == 4
-    tile_rows = 32 if is_wide else 64
+    tile_rows = 32 if is_wide or head_dim > 128 else 64  # of 64 KiB on sm_75
     heads = min(group, tile_rows)
     num_tiles = num_tokens // (tile_rows // heads) + num_seqs
     return Launch(

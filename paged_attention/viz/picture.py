@@ -69,7 +69,8 @@ def accessible_svg(svg: str, alt: str) -> str:
     """The <svg> element alone, without comments, with alt as role and title."""
     svg = re.sub(r"<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, rest = svg.split(">", 1)
-    return f'{head} role="img">\n<title>{html.escape(alt)}</title>{rest}'
+    fit = 'style="max-width: 100%; height: auto"'  # in a narrow window, too
+    return f'{head} role="img" {fit}>\n<title>{html.escape(alt)}</title>{rest}'
 
 
 def _draw_with_dot(source: str, format: str) -> bytes | None:

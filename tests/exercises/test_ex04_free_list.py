@@ -15,11 +15,10 @@ from course.grader import (
     rewrite_history,
     task,
 )
-from course.grader.failures import CheckFailed, fail
+from course.grader.failures import fail
 from course.grader.helpers.hidden_allocators import RIGHT, WRONG
 from course.grader.helpers.race import Race
 from course.grader.helpers.walk import walk
-from course.grader.hidden import MAX_CALLBACKS
 from paged_attention.errors import DoubleFreeError, OutOfBlocksError
 
 HELPERS = "course.grader.helpers.ex04"
@@ -554,14 +553,8 @@ def test_two_calls_at_once_act_like_one_after_the_other(exercise):
 def check(exercise, kind):
     """What check_allocator says about a hidden class; None if it finds nothing."""
     rewrite_history(exercise)
-    often = f"{MAX_CALLBACKS:,} times"
     try:
         exercise.check_allocator(Hidden(kind))
-    except CheckFailed as failure:
-        if often not in failure.message:
-            raise
-        words = f"check_allocator called the pool {often} and was stopped: does a loop "
-        fail(message=f"{words}never end?")
     except Exception as error:
         learner = getattr(error, "learner", None)
         if learner is None or isinstance(error, NotImplementedError):
