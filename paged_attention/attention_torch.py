@@ -102,21 +102,21 @@ def decode_in_place(
     num_keys = torch.tensor([stop - first for first, stop in spans])
     row_starts = torch.zeros(num_seqs * num_heads + 1, dtype=torch.int64)
     torch.cumsum(num_keys.repeat_interleave(num_heads), 0, out=row_starts[1:])
-    rows = torch.empty(int(row_starts[-1]), dtype=torch.int64)
-    pieces: list[tuple[slice, int]] = []  # where each sequence lies in rows
-    end = 0
-    for i, (first, stop) in enumerate(spans):
-        start, end = end, end + num_heads * (stop - first)
-        pieces.append((slice(start, end), stop - first))
-        out = rows[start:end].view(num_heads, -1)
-        torch.add(token_rows[i, first:stop], head_row, out=out)
-
+    rows = torch.cat(  # of each sequence in turn, of each of its heads, of each key
+        [
+            (token_rows[i, first:stop] + head_row).flatten()
+            for i, (first, stop) in enumerate(spans)
+        ]
+    )
     key_rows, value_rows = _as_rows(key_cache), _as_rows(value_cache)
     scores = _scores_at(query.flatten(0, 1), key_rows, row_starts, rows, scale)
-    weights = torch.empty_like(scores)
-    for piece, keys in pieces:
-        out = weights[piece].view(-1, keys)
-        torch.softmax(scores[piece].view(-1, keys), dim=-1, out=out)
+    sizes = [num_heads * (stop - first) for first, stop in spans]
+    weights = torch.cat(
+        [
+            piece.view(num_heads, -1).softmax(dim=-1).flatten()
+            for piece in scores.split(sizes)
+        ]
+    )
     return F.embedding_bag(
         rows,
         value_rows,

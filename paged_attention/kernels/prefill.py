@@ -115,7 +115,7 @@ def prefill_kernel(
     context_len = seq_len - query_len
     position = context_len + token
     last_token = tl.minimum(first_token + TOKENS, query_len)
-    stop = tl.where(seq_len > 0, context_len + last_token, 0)
+    stop = context_len + last_token  # of an empty sequence not above 0
     first = tl.maximum(context_len + first_token + 1 - window, 0)
     table_ptr = tables_ptr + seq.to(tl.int64) * tables_stride_seq
     key_ptr += kv_head * key_stride_head

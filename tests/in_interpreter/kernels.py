@@ -5,6 +5,7 @@ On the CPU under TRITON_INTERPRET=1, else on a GPU. By hand:
     TRITON_INTERPRET=1 .venv/bin/python -m pytest tests/in_interpreter/kernels.py
 """
 
+import dataclasses
 import os
 import random
 import sys
@@ -18,7 +19,7 @@ from paged_attention.config import CacheConfig
 from paged_attention.kernels.cache_ops import copy_blocks, waves, write_kv
 from paged_attention.kernels.decode import decode, decode_kernel
 from paged_attention.kernels.launch import is_interpreted
-from paged_attention.kernels.prefill import prefill
+from paged_attention.kernels.prefill import prefill, prefill_launch
 from paged_attention.kernels.split_decode import (
     choose_num_splits,
     merge_launch,
@@ -165,9 +166,9 @@ def test_any_strides_serve(way):
     batch.key_cache = both[:, 0]
     batch.value_cache = batch.value_cache.transpose(1, 3).contiguous().transpose(1, 3)
     batch.query = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
-    wide = torch.full((2, 11), -1, device=DEVICE)
-    wide[:, 2:6] = batch.block_tables
-    batch.block_tables = wide[:, 2:6]
+    wide = torch.full((2, 11), 2**31 - 1, device=DEVICE)
+    wide[:, 2:10:2] = batch.block_tables
+    batch.block_tables = wide[:, 2:10:2]
     batch.seq_lens = torch.tensor([6, 77, 9, 77], device=DEVICE)[::2]
     batch.check(way(batch))
 
@@ -183,6 +184,18 @@ def test_a_window_hides_what_is_before_it_and_holes_are_never_loaded(window, way
 def test_a_chunk_sees_its_history_and_nothing_after_itself(window):
     batch = batch_of([70, 9, 1, 40], query_lens=[25, 9, 1, 0], window=window)
     batch.check(as_prefill(batch))
+
+
+def test_a_tile_of_queries_writes_its_own_rows_only():
+    """On a GPU tiles run at once: nobody may rely on the next one to mend a row."""
+    batch = batch_of([50], query_lens=[50], num_heads=3, num_kv_heads=1)
+    out = torch.full_like(batch.query, NAN)
+    *caches, scale, window = arguments(batch)
+    launch = prefill_launch(out, *caches, batch.query_start_loc, scale, window)
+    tokens = launch.arguments["TILE_ROWS"] // launch.arguments["HEADS"]
+    dataclasses.replace(launch, grid=(1, launch.grid[1])).run()
+    assert out[:tokens].isfinite().all()
+    assert out[tokens:].isnan().all()
 
 
 def test_many_short_chunks_find_their_sequences():
@@ -264,6 +277,11 @@ def test_pairs_are_copied_as_if_one_after_the_other(pairs):
 
 def test_copies_that_do_not_touch_each_other_are_one_launch():
     assert waves([(0, 1), (0, 2), (3, 4)]) == [[(0, 1), (0, 2), (3, 4)]]
+
+
+@pytest.mark.parametrize("second", [(1, 2), (2, 1), (2, 0)])
+def test_copies_that_touch_each_other_are_two_launches(second):
+    assert waves([(0, 1), second]) == [[(0, 1)], [second]]
 
 
 @pytest.mark.parametrize(
