@@ -54,6 +54,7 @@ class CacheConfig:
 
         Raises ValueError where not even one block fits.
         """
+        _require_at_least(0, "memory_bytes", memory_bytes)
         num_blocks = memory_bytes // self.block_bytes
         if num_blocks < 1:
             raise ValueError(

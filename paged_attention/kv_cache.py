@@ -158,7 +158,8 @@ class KVCache:
         return layer
 
     def _check_block(self, block_id: int) -> None:
-        if not 0 <= block_id < self.config.num_blocks:
+        known = range(self.config.num_blocks)
+        if not isinstance(block_id, int) or block_id not in known:
             last = self.config.num_blocks - 1
             raise ValueError(f"block_id must be in 0 … {last}, got {block_id}")
 
@@ -169,4 +170,8 @@ class KVCache:
             raise ValueError(
                 f"{name} must be {expected} {self._data.dtype}, "
                 f"got {list(rows.shape)} {rows.dtype}"
+            )
+        if rows.device != self._data.device:
+            raise ValueError(
+                f"{name} must be on {self._data.device}, got {rows.device}"
             )

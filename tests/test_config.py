@@ -62,3 +62,10 @@ def test_negative_num_blocks_is_refused():
 def test_unknown_dtype_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"float16, bfloat16.*got 'int8'"):
         CacheConfig(1, 1, 1, dtype="int8")
+
+
+def test_memory_that_is_no_integer_is_refused_by_its_name():
+    with pytest.raises(
+        ValueError, match=r"memory_bytes must be an integer .* got 16000000000"
+    ):
+        LLAMA_3_8B.with_memory(16e9)

@@ -34,7 +34,9 @@ def test_kernels_in_the_interpreter():
     in_fresh_process(["-m", "pytest", "-q", file], TRITON_INTERPRET="1")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="not verified: there is no GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="not verified: there is no GPU"
+)
 def test_kernels_on_the_gpu():
     in_fresh_process(["-m", "pytest", "-q", str(TESTS / "in_interpreter/kernels.py")])
 

@@ -245,3 +245,16 @@ def test_gather_refuses_block_minus_one():
 def test_a_cache_without_blocks_is_refused():
     with pytest.raises(ValueError, match="num_blocks must be >= 1, got 0"):
         KVCache(CacheConfig(1, 1, 1))
+
+
+def test_a_value_on_another_device_is_refused_before_the_key_is_written():
+    cache = KVCache(CONFIG)
+    with pytest.raises(ValueError, match="value must be on cpu, got meta"):
+        cache.write(0, numbered(2), numbered(2).to("meta"), torch.tensor([0, 1]))
+    assert cache.key_cache(0).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("block_id", [None, 1.5])
+def test_a_hole_or_a_fraction_is_no_block_id(block_id):
+    with pytest.raises(ValueError, match=f"in 0 … 6, got {block_id}"):
+        KVCache(CONFIG).gather(0, [block_id], 1)

@@ -203,7 +203,9 @@ class WarmProcess:
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
-        self._process.wait()
+        # With a limit: a Ctrl-C at the wrong moment can leave Popen's own lock taken.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ORDER_SECONDS)
         self._control.close()
 
     def close(self) -> None:
@@ -212,7 +214,8 @@ class WarmProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ORDER_SECONDS)
         self._kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(RecursionError):  # learner code may nest folders without end
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class WarmPool:

@@ -619,9 +619,15 @@ def short(location):
 
 @task("6.5")
 def test_all_bugs_are_caught_and_nobody_is_accused(exercise):
+    # In an order drawn anew: to count the calls must not do for looking at the sets.
+    sets = [*RIGHT, *WRONG]
+    finds = {
+        id(each): find_of(exercise, each)
+        for each in random.SystemRandom().sample(sets, len(sets))
+    }
     lines, accused, raised = [], 0, 0
     for number, each in enumerate(RIGHT, 1):
-        found = find_of(exercise, each)
+        found = finds[id(each)]
         accused += found is not None
         verdict = (
             "not accused" if found is None else f"ACCUSED, it {each.does}: {found}"
@@ -629,7 +635,7 @@ def test_all_bugs_are_caught_and_nobody_is_accused(exercise):
         lines.append(f"right {number}  {verdict}")
         rewrite_history(exercise, lines)
     for number, each in enumerate(WRONG, 1):
-        found = find_of(exercise, each)
+        found = finds[id(each)]
         raised += found is not None
         if found is None:
             verdict = f"MISSED, hint: {each.hint}"

@@ -28,10 +28,12 @@ def walk(
     chance = random.Random(0)
     for number in range(1, num_walks + 1):
         calls = [choices(chance) for _ in range(max(2, length * number // num_walks))]
-        if _fails(run, calls):
-            run(_smaller(run, calls))
-            # It held the second time: what fails depends on chance.
+        try:
             run(calls)
+        except CheckFailed:
+            run(_smaller(run, calls))
+            run(calls)
+            raise  # it held this time: what was seen to fail has failed all the same
 
 
 def _smaller(
