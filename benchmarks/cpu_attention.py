@@ -5,8 +5,14 @@ beside gathering them first (all at once; each sequence in turn into a reused bu
 and beside torch's own experimental paged attention where it can be compiled. Jobs take
 turns; the best of many rounds each, since every disturbance only adds. Block ids are
 shuffled. --no-compile leaves out the last, which takes a minute to get ready.
+
+An engine asks once per layer with the same tables, and what ours needs of them is made
+once: so it stands here twice, as in the first layer of a step and as in the others. The
+last row is such a step as an engine runs it: chunks of prompts among many decodes.
 """
 
+import itertools
+import random
 import shutil
 import sys
 import time
@@ -19,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from paged_attention import paged_attention
+from paged_attention import attention_plan, paged_attention
 
 ROUNDS = 60
 BLOCK_SIZE = 16
@@ -74,6 +80,29 @@ def ours(step: Step) -> Tensor:
         step.seq_lens,
         backend="torch",
     )
+
+
+def ours_in_a_first_layer(step: "Step | MixedStep") -> Callable[[], Tensor]:
+    """The same, but every call has tables that ours does not remember."""
+    # They differ in a column that no token needs.
+    padding = step.block_tables[:, :1].clone()
+    tables = itertools.cycle(
+        torch.cat([step.block_tables, padding.fill_(-1 - i)], dim=1)
+        for i in range(attention_plan.MAX_REMEMBERED + 1)
+    )
+
+    def run() -> Tensor:
+        return paged_attention(
+            step.query,
+            step.key_cache,
+            step.value_cache,
+            next(tables),
+            step.seq_lens,
+            query_start_loc=getattr(step, "query_start_loc", None),
+            backend="torch",
+        )
+
+    return run
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -171,16 +200,112 @@ def best_milliseconds(jobs: dict[str, Callable[[], Tensor]]) -> dict[str, float]
     return best
 
 
+@dataclass
+class MixedStep:
+    """Decodes and chunks of prompts, scattered and each sequence in a row."""
+
+    query: Tensor  # [num_tokens, num_heads, head_dim]
+    keys: list[Tensor]  # of each sequence [1, num_kv_heads, seq_len, head_dim]
+    values: list[Tensor]
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+
+
+def make_mixed_step(
+    seq_lens: list[int],
+    query_lens: list[int],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> MixedStep:
+    torch.manual_seed(0)
+    num_blocks = [-(-n // BLOCK_SIZE) for n in seq_lens]
+    pool = torch.randn(2, 2 * sum(num_blocks), BLOCK_SIZE, num_kv_heads, head_dim)
+    block_ids = list(torch.randperm(pool.shape[1])[: sum(num_blocks)].split(num_blocks))
+
+    def in_a_row(cache: Tensor) -> list[Tensor]:
+        return [
+            cache[ids].flatten(0, 1)[:seq_len].transpose(0, 1)[None].contiguous()
+            for ids, seq_len in zip(block_ids, seq_lens, strict=True)
+        ]
+
+    key_cache, value_cache = pool.unbind()
+    tables = torch.nn.utils.rnn.pad_sequence(block_ids, True, padding_value=-1)
+    return MixedStep(
+        torch.randn(sum(query_lens), num_heads, head_dim),
+        in_a_row(key_cache),
+        in_a_row(value_cache),
+        key_cache,
+        value_cache,
+        tables.int(),
+        torch.tensor(seq_lens, dtype=torch.int32),
+        torch.tensor([0, *query_lens]).cumsum(0).int(),
+    )
+
+
+def each_in_a_row(step: MixedStep) -> Tensor:
+    """torch's attention for each sequence: masked, where it is a chunk with context."""
+    result = torch.empty_like(step.query)
+    starts = step.query_start_loc.tolist()
+    for i, (key, value) in enumerate(zip(step.keys, step.values, strict=True)):
+        new = slice(starts[i], starts[i + 1])
+        query_len, seq_len = new.stop - new.start, key.shape[2]
+        if query_len == 1:
+            result[new] = dense(step.query[new], key, value)
+            continue
+        mask = None
+        if query_len < seq_len:
+            mask = torch.ones(query_len, seq_len).bool().tril_(seq_len - query_len)
+        result[new] = F.scaled_dot_product_attention(
+            step.query[new].transpose(0, 1)[None],
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+    return result
+
+
 def measure(title: str, step: Step, *, with_torch_paged: bool) -> None:
     jobs = {
         "contiguous": lambda: contiguous(step),
         "ours": lambda: ours(step),
+        "ours, first layer": ours_in_a_first_layer(step),
         "gather each, then attend": gather_each(step),
         "gather all, then attend": lambda: gather_all(step),
     }
     if with_torch_paged:
         jobs["torch's experimental"] = torch_paged(step)
-    expected = contiguous(step)
+    show(title, jobs)
+
+
+def measure_mixed(title: str, step: MixedStep) -> None:
+    def ours() -> Tensor:
+        return paged_attention(
+            step.query,
+            step.key_cache,
+            step.value_cache,
+            step.block_tables,
+            step.seq_lens,
+            query_start_loc=step.query_start_loc,
+            backend="torch",
+        )
+
+    jobs = {
+        "contiguous": lambda: each_in_a_row(step),
+        "ours": ours,
+        "ours, first layer": ours_in_a_first_layer(step),
+    }
+    show(title, jobs)
+
+
+def show(title: str, jobs: dict[str, Callable[[], Tensor]]) -> None:
+    """Measure the jobs, of which the first is right, and print a table of them."""
+    expected = jobs["contiguous"]()
     for name, job in jobs.items():
         error = (job() - expected).abs().max().item()
         assert error < 1e-5, f"{name} is wrong by {error}"
@@ -209,6 +334,16 @@ def main() -> None:
         "SmolLM2-135M, 1 sequence of 1,000 tokens": (1, 9, 3, 64, 1000),
     }.items():
         measure(title, make_step(*sizes), with_torch_paged=False)
+    chance = random.Random(0)
+    decodes = [chance.randint(16, 400) for _ in range(32)]
+    measure_mixed(
+        "SmolLM2-135M, 32 sequences of 16 to 400 tokens",
+        make_mixed_step(decodes, [1] * 32, 9, 3, 64),
+    )
+    measure_mixed(
+        "SmolLM2-135M, 30 of these, and chunks of 256 of 256 and of 100 of 300 tokens",
+        make_mixed_step([*decodes[:30], 256, 300], [1] * 30 + [256, 100], 9, 3, 64),
+    )
 
 
 if __name__ == "__main__":

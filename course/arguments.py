@@ -12,6 +12,7 @@ EXAMPLES = """examples:
   course grade 4           grade exercises/ex04_free_list.py
   course hint 4.1          one more hint for task 4.1
   course status            how far you are, and what comes next
+  course run --mine        a language model answers through what you have solved
   course doctor            what works on this machine"""
 AUTHORS = {  # beside what learners need; argparse has one list of commands only
     "build": "build notebooks and stubs",
@@ -47,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     _add_lab(add)
     _add_exercise_commands(add)
+    _add_run(add)
     add("doctor", "check what works on this machine", "")
     _add_author_commands(add)
     return parser
@@ -102,6 +104,34 @@ def _add_lab(add: Add) -> None:
         action="store_false",
         help="only print the address (also with the variable NO_BROWSER=1)",
     )
+
+
+def _add_run(add: Add) -> None:
+    run = add(
+        "run",
+        "let a language model answer, through your own parts with --mine",
+        "",
+        '"Name three primes." --mine',
+    )
+    run.add_argument("prompts", nargs="*", metavar="PROMPT", help="none: two of ours")
+    run.add_argument(
+        "--mine",
+        action="store_true",
+        help="through your exercises, as far as they are solved; ours for the rest",
+    )
+    run.add_argument(
+        "--max-tokens", type=_positive, default=64, metavar="N", help="per answer (64)"
+    )
+    run.add_argument(
+        "--model", default="smollm2", help="smollm2, a folder, or a name on the hub"
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"1 or more is wanted, got {text}")
+    return number
 
 
 def _add_author_commands(add: Add) -> None:

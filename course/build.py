@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from course.files import UnusableFileError, write_file
 from course.include import IncludeError
 from course.manifest import Chapter
 from course.stubs import Fate, StubError, write_stub
@@ -36,7 +37,7 @@ def _build_stub(chapter: Chapter, say: Say) -> bool:
         return False
     try:
         fate = write_stub(chapter.solution_path, chapter.exercise_path)
-    except StubError as error:
+    except (StubError, UnusableFileError) as error:
         say(f"{name}: FAILED: {error}")
         return False
     advice = f" (course reset {chapter.number} starts it afresh)"
@@ -57,9 +58,9 @@ def _build_notebook(chapter: Chapter, say: Say) -> bool:
     except (ChapterError, IncludeError) as error:
         say(f"{name}: FAILED: {error}")
         return False
-    chapter.notebook.write_text(text, encoding="utf-8")
+    write_file(chapter.notebook, text)
     if chapter.id == README_PICTURE_FROM and (picture := first_picture(text)):
-        chapter.notebook.with_suffix(".svg").write_text(picture, encoding="utf-8")
+        write_file(chapter.notebook.with_suffix(".svg"), picture)
     say(f"{name}: written, {time.perf_counter() - started:.1f} s")
     return True
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from course.build import shown
+from course.files import UnusableFileError, read_text
 from course.include import LONGEST, IncludeError, defined_names, owned_names
 from course.manifest import Chapter
 from course.stubs import BEGIN, StubError, is_pristine, make_stub
@@ -68,7 +69,11 @@ def _notebook_problems(chapter: Chapter, wanted: list) -> Iterator[str]:
     if not chapter.notebook.exists():
         yield f"{name} is missing; {remedy}"
         return
-    built = nbformat.read(chapter.notebook, as_version=4).cells
+    try:
+        built = nbformat.read(chapter.notebook, as_version=4).cells
+    except Exception as error:  # nbformat's reader raises whatever it stumbles on
+        yield f"{name} cannot be read as a notebook ({type(error).__name__}); {remedy}"
+        return
     pairs = zip(wanted, built, strict=False)
     for number, (want, have) in enumerate(pairs, start=1):
         if (want.cell_type, want.source, tags_of(want)) != (
@@ -107,7 +112,11 @@ def _stub_problems(chapter: Chapter, owned: dict[str, str]) -> Iterator[str]:
     if not chapter.exercise_path.exists():
         yield f"{exercise} is missing; {remedy}"
         return
-    present = chapter.exercise_path.read_text(encoding="utf-8", errors="replace")
+    try:
+        present = read_text(chapter.exercise_path)
+    except UnusableFileError as error:
+        yield str(error)
+        return
     if present != stub and is_pristine(present):
         yield f"{exercise} is an old stub; {remedy}"
 

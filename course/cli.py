@@ -7,14 +7,20 @@ failed. What a command needs is imported when it runs, so that `course` starts a
 import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from course.arguments import make_parser
 from course.manifest import ROOT, Chapter, Manifest, UnknownChapterError, load
 from course.terminal import Out
+
+if TYPE_CHECKING:
+    from course.progress import Progress
 
 OK, FAILED, USAGE, GRADER_FAILED = 0, 1, 2, 3
 
@@ -61,13 +67,14 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    parser = make_parser()
-    options = parser.parse_args(argv)
-    if options.command is None:
-        parser.print_help()
-        return USAGE
     try:
-        return COMMANDS[options.command](Session(options, root))
+        parser = make_parser()
+        options = parser.parse_args(argv)
+        if options.command is None:
+            parser.print_help()
+            return USAGE
+        with _ended_in_order():
+            return COMMANDS[options.command](Session(options, root))
     except (UnknownChapterError, UsageError) as error:
         print(f"course: {error}", file=sys.stderr)
         return USAGE
@@ -77,6 +84,27 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     except BrokenPipeError:  # `course status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:  # a folder that cannot be written, a full disk
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"course: {place}{error.strerror or error}", file=sys.stderr)
+        return USAGE
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal do what Ctrl-C does: end, and clean up."""
+    changed = [
+        name
+        for name in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(name) is signal.SIG_DFL  # nohup ignores one: leave it so
+    ]
+    for name in changed:
+        signal.signal(name, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for name in changed:
+            signal.signal(name, signal.SIG_DFL)
 
 
 def _grade(session: Session) -> int:
@@ -95,6 +123,9 @@ def _grade(session: Session) -> int:
         ids = [chapter.id for chapter in exercises]
         report = grader.grade(ids, target, root=session.root)
     except Exception as error:
+        # An import that was under way may have wrapped a Ctrl-C in an error of its own.
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
         return _grader_failed(error)
     if target == session.root / "exercises":
         Progress(session.root).record(exercises, report)
@@ -232,6 +263,47 @@ def _lab(session: Session) -> int:
     return serve(chapter, session.out, options.host, options.port, options.browser)
 
 
+def _run(session: Session) -> int:
+    from course import run
+    from course.grader.errors import GraderError
+
+    options, out = session.options, session.out
+    try:
+        run.check_model(options.model)
+        parts: list[Any] = []
+        if options.mine:
+            from course.parts import parts_of
+            from course.progress import Progress
+
+            progress = Progress(session.root)
+            grade = partial(_grade_again, session, progress)
+            parts = parts_of(session.manifest, progress, grade)
+            run.show_parts(parts, out)
+        prompts = options.prompts or run.PROMPTS
+        run.serve(options.model, prompts, options.max_tokens, parts, out)
+    except run.NotServedError as error:
+        out.stream.flush()
+        print(f"course run: {error}", file=sys.stderr)
+        return FAILED
+    except GraderError as error:
+        return _grader_failed(error)
+    return OK
+
+
+def _grade_again(
+    session: Session, progress: "Progress", chapters: list[Chapter]
+) -> None:
+    """Bring the verdicts on the learner's files up to date."""
+    from course import grader
+
+    numbers = ", ".join(str(chapter.number) for chapter in chapters)
+    session.out.transient(f"grading {numbers} …")
+    ids = [chapter.id for chapter in chapters]
+    target = session.root / "exercises"
+    progress.record(chapters, grader.grade(ids, target, root=session.root))
+    session.out.transient("")
+
+
 def _get_model(session: Session) -> int:
     from course.get_model import ModelError, get_model
 
@@ -251,6 +323,7 @@ COMMANDS: dict[str, Callable[[Session], int]] = {
     "solution": _solution,
     "doctor": _doctor,
     "lab": _lab,
+    "run": _run,
     "get-model": _get_model,
     "build": _build,
 }

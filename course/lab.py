@@ -64,13 +64,19 @@ def _run(
         cwd=chapter.root,
         stdin=subprocess.DEVNULL,
         process_group=0,  # Ctrl-C reaches us alone, and we end it in order
+        preexec_fn=_end_with_parent,
     )
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
     try:
+        address = f"http://{_reached_at(host)}:{port}{page}?token={token}"
         if _answers(server, host, port):
-            address = f"http://{_reached_at(host)}:{port}{page}?token={token}"
-            _announce(out, address, no_browser)
+            _announce(out, "JupyterLab is running. Its address:", address, no_browser)
+        elif server.poll() is None:
+            words = (
+                f"JupyterLab has not answered for {START_SECONDS} s; wait, then try:"
+            )
+            _announce(out, words, address, no_browser)
         return _result(server.wait(), out)
     except KeyboardInterrupt:
         _stop(server)
@@ -78,6 +84,13 @@ def _run(
         return 0
     finally:
         _stop(server)
+
+
+def _end_with_parent() -> None:
+    """In the server's process: end in order even if `course lab` is killed (Linux)."""
+    from course.grader.isolation import die_with_parent
+
+    die_with_parent(signal.SIGTERM)
 
 
 def address_in_running_server(root: Path, page: str) -> str | None:
@@ -194,9 +207,9 @@ def _is_up(host: str, port: int) -> bool:
         connection.close()
 
 
-def _announce(out: Out, address: str, no_browser: str) -> None:
+def _announce(out: Out, words: str, address: str, no_browser: str) -> None:
     out.line()
-    out.line("JupyterLab is running. Its address:", "bold")
+    out.line(words, "bold")
     # never wrapped: half an address is none
     out.stream.write(f"\n    {address}\n\n")
     if no_browser:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from course.answer import readable
+from course.files import UnusableFileError, read_text, write_file
 from course.manifest import Chapter, Manifest, Task
 from course.progress import Progress, Standing
 from course.stubs import is_pristine, make_stub
@@ -41,6 +42,9 @@ def _in_words(chapter: Chapter, standing: Standing) -> tuple[str, str]:
         return f"not graded yet: course grade {chapter.number}", "yellow"
     if standing.state == "missing":
         return f"the file is missing: course reset {chapter.number}", "red"
+    if standing.state == "unusable":
+        problem = standing.problem.replace(f"{chapter.root}/", "")
+        return f"{problem}: course reset {chapter.number}", "red"
     if standing.state == "not started":
         return "not started", "dim"
     passed = [task.id for task in chapter.tasks if task.id in standing.passed]
@@ -54,7 +58,7 @@ def _next_step(manifest: Manifest, progress: Progress) -> str:
         if not (chapter.exercise and chapter.notebook.exists()):
             continue
         standing = progress.standing(chapter)
-        if standing.state == "missing":
+        if standing.state in ("missing", "unusable"):
             return f"course reset {chapter.number}"
         if standing.state == "not started":
             return (
@@ -97,22 +101,28 @@ def reset(chapter: Chapter, out: Out) -> int:
     path = chapter.exercise_path
     shown = path.relative_to(chapter.root)
     if path.exists():
-        present = path.read_text(encoding="utf-8", errors="replace")
-        if present == stub:
-            out.line(f"{shown} is untouched; there is nothing to reset")
-            return 0
-        if not is_pristine(present):
-            backup = _backup(path).relative_to(chapter.root)
-            out.line(f"your version is kept in {backup}; to have it back:")
-            out.log(f"  cp {backup} {shown}")
+        try:
+            present = read_text(path)
+        except UnusableFileError as error:  # a folder or a pipe: only moved, not read
+            backup = path.rename(_backup_name(path)).relative_to(chapter.root)
+            out.line(f"{error}; it is {backup} now".replace(f"{chapter.root}/", ""))
+        else:
+            if present == stub:
+                out.line(f"{shown} is untouched; there is nothing to reset")
+                return 0
+            if not is_pristine(present):
+                backup = shutil.copy2(path, _backup_name(path))
+                backup = Path(backup).relative_to(chapter.root)
+                out.line(f"your version is kept in {backup}; to have it back:")
+                out.log(f"  cp {backup} {shown}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(stub, encoding="utf-8")
+    write_file(path, stub)
     out.line(f"{shown} is as it was at the start")
     return 0
 
 
-def _backup(path: Path) -> Path:
-    """Copy the file to backups/ under a name that is not taken."""
+def _backup_name(path: Path) -> Path:
+    """A name in backups/ that is not taken."""
     folder = path.parent / "backups"
     folder.mkdir(exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -120,7 +130,7 @@ def _backup(path: Path) -> Path:
     while target.exists():
         number += 1
         target = folder / f"{path.stem}.{stamp}-{number}.py"
-    return Path(shutil.copy2(path, target))
+    return target
 
 
 def solution(chapter: Chapter, progress: Progress, out: Out, anyway: bool) -> int:

@@ -144,13 +144,22 @@ def _execute(notebook: NotebookNode, chapter: Chapter, progress: Progress) -> No
         kernel_name="python3",
         record_timing=False,
         skip_cells_with_tag=MEASURE,
+        shutdown_kernel="immediate",  # it has nothing to save, also after Ctrl-C
         extra_arguments=["--IPKernelApp.log_level=ERROR"],  # stderr is for the build
         resources={"metadata": {"path": str(chapter.notebook.parent)}},
         on_cell_start=on_cell_start,
     )
     try:
         client.execute(env=kernel_environment())
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+    except BaseException as error:
+        # nbclient takes SIGINT and SIGTERM for itself, ends the kernel in the middle of
+        # things and stumbles over that; it has this attribute if it has done so.
+        if hasattr(client, "_async_cleanup_kernel_future"):
+            raise KeyboardInterrupt from None
+        if not isinstance(
+            error, CellExecutionError | CellTimeoutError | DeadKernelError
+        ):
+            raise
         where = _where(current + 1, notebook.cells[current])
         raise ChapterError(f"{where}: {_reason(error)}") from None
 

@@ -7,11 +7,11 @@ exact bytes that were graded; after an edit it is history, not progress.
 import contextlib
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from course.files import UnusableFileError, read_file, write_file
 from course.manifest import Chapter, Task
 from course.stubs import is_pristine
 
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 class Standing:
     """Where the learner stands with one exercise."""
 
-    state: str  # "missing" | "not started" | "not graded" | "edited since" | "graded"
+    # "missing", "unusable", "not started", "not graded", "edited since" or "graded"
+    state: str
     passed: frozenset[str] = frozenset()  # task ids, by the last verdict
     points: int = 0
+    problem: str = ""  # what makes the file unusable
 
 
 class Progress:
@@ -51,10 +53,10 @@ class Progress:
         by_stem = {exercise.stem: exercise for exercise in report.exercises}
         for chapter in chapters:
             result = by_stem.get(chapter.exercise_stem)
-            if result is None or not chapter.exercise_path.exists():
+            if result is None or not result.sha256:
                 continue
             self._data["grades"][chapter.id] = {
-                "sha256": _digest(chapter.exercise_path),
+                "sha256": result.sha256,
                 "passed": [t.id for t in result.tasks if t.status == "passed"],
                 "points": sum(task.points for task in result.tasks),
             }
@@ -64,12 +66,17 @@ class Progress:
         path = chapter.exercise_path
         if not path.exists():
             return Standing("missing")
-        if is_pristine(path.read_text(encoding="utf-8", errors="replace")):
+        try:
+            data = read_file(path)
+        except UnusableFileError as error:
+            return Standing("unusable", problem=str(error))
+        if is_pristine(data.decode("utf-8", "replace")):
             return Standing("not started")
         grade = self._data["grades"].get(chapter.id)
         if grade is None:
             return Standing("not graded")
-        state = "graded" if grade["sha256"] == _digest(path) else "edited since"
+        is_same = grade["sha256"] == hashlib.sha256(data).hexdigest()
+        state = "graded" if is_same else "edited since"
         return Standing(state, frozenset(grade["passed"]), grade["points"])
 
     def _save(self) -> None:
@@ -77,10 +84,4 @@ class Progress:
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             (self._folder / ".gitignore").write_text("*\n", encoding="utf-8")
-            draft = self._path.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(self._data, indent=1), encoding="utf-8")
-            draft.replace(self._path)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+            write_file(self._path, json.dumps(self._data, indent=1))

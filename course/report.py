@@ -1,10 +1,12 @@
 """The grader's report, as a learner reads it."""
 
 import ast
-from collections.abc import Collection, Iterator
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from course.files import UnusableFileError, read_file
 from course.terminal import Field, Out
 
 if TYPE_CHECKING:
@@ -69,8 +71,7 @@ class Reading:
         self, exercise: "ExerciseResult", problem: str
     ) -> Iterator[Field]:
         yield "what", self._short(problem)
-        file = Path(exercise.path)
-        if error := syntax_error_of(file):
+        if error := syntax_error_of(exercise):
             yield "where", f"{self._short(exercise.path)}:{error.lineno}"
             yield "line", _pointed_at(error)
         yield from _printed(exercise.printed)
@@ -80,7 +81,7 @@ class Reading:
         number = int(exercise.tasks[0].id.split(".")[0])
         if self.target:
             return f"course grade {number} --target {self.target}"
-        if not Path(exercise.path).exists():
+        if not Path(exercise.path).is_file():
             return f"course reset {number}"
         return f"change the file, then course grade {number}"
 
@@ -109,8 +110,8 @@ class Reading:
         passed = sum(task.status == "passed" for task in tasks)
         out.line()
         out.line(f"{passed} of {len(tasks)} tasks, {points} of {most} points", "bold")
-        if unverified := [t.id for t in tasks if t.status == "not verified"]:
-            out.line(f"not verified on this machine: {', '.join(unverified)}", "yellow")
+        for line in _unverified(tasks):
+            out.line(line, "yellow")
         if not self.target and (step := self._next_step(report)):
             out.line(f"next: {step}", "cyan")
 
@@ -151,19 +152,35 @@ def next_command(task_id: str, target: str = "") -> str:
     return f"course hint {task_id}   or, after a change, course grade {task_id}"
 
 
+def _unverified(tasks: Sequence["TaskResult"]) -> Iterator[str]:
+    """What this machine could not show: whole tasks, and parts of others; and why."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for task in tasks:
+        if task.status == "not verified":
+            reasons.setdefault(("", task.not_verified), []).append(task.id)
+        elif task.status == "passed" and task.num_not_verified:
+            part = "passed, but for a part that is "
+            reasons.setdefault((part, task.not_verified), []).append(task.id)
+    for (part, reason), ids in reasons.items():
+        why = f" ({reason})" if reason else ""
+        yield f"{part}not verified on this machine: {', '.join(ids)}{why}"
+
+
 def _about_none(failure: "Failure") -> str:
     """What the likeliest reason is for nothing where there should be something."""
     is_none = failure.got in ("None", "None (NoneType)")
     return ": is a `return` missing?" if is_none and failure.expected else ""
 
 
-def syntax_error_of(file: Path) -> SyntaxError | None:
-    """What keeps the file from being Python; None if nothing does."""
+def syntax_error_of(exercise: "ExerciseResult") -> SyntaxError | None:
+    """What keeps the file, if unchanged, from being Python; None if nothing does."""
     try:
-        ast.parse(file.read_bytes())
+        data = read_file(Path(exercise.path))
+        if hashlib.sha256(data).hexdigest() == exercise.sha256:
+            ast.parse(data)
     except SyntaxError as error:
         return error
-    except (OSError, ValueError, RecursionError, MemoryError):
+    except (UnusableFileError, ValueError, RecursionError, MemoryError):
         pass
     return None
 

@@ -13,6 +13,8 @@ import re
 from enum import Enum
 from pathlib import Path
 
+from course.files import read_text, write_file
+
 BEGIN = re.compile(
     r"^(?P<indent>\s*)# BEGIN SOLUTION (?P<task>\d+\.\d+): (?P<what>.+)$"
 )
@@ -52,16 +54,19 @@ def is_pristine(text: str) -> bool:
 
 
 def write_stub(solution: Path, exercise: Path) -> Fate:
-    """Write the stub over a missing file or a pristine stub, never over a learner's."""
+    """Write the stub over a missing file or a pristine stub, never over a learner's.
+
+    UnusableFileError if what is there is no file.
+    """
     stub = make_stub(solution.read_text(encoding="utf-8"), solution.name)
     if exercise.exists():
-        present = exercise.read_text(encoding="utf-8", errors="replace")
+        present = read_text(exercise)
         if present == stub:
             return Fate.CURRENT
         if not is_pristine(present):
             return Fate.LEFT_ALONE
     exercise.parent.mkdir(parents=True, exist_ok=True)
-    exercise.write_text(stub, encoding="utf-8")
+    write_file(exercise, stub)
     return Fate.WRITTEN
 
 

@@ -21,7 +21,7 @@ FANCY_WIDTH = 100  # at most; longer lines are hard to read
 
 # A command and its arguments as messages name it: to be copied, so never broken.
 _COMMAND = re.compile(
-    r"\bcourse (?:grade|status|hint|reset|solution|doctor|lab|get-model|build)\b"
+    r"\bcourse (?:grade|status|hint|reset|solution|doctor|lab|run|get-model|build)\b"
     r"(?: (?:--(?:target|json) \S+|--[a-z-]+|\d[\w.]*\b))*"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")

@@ -13,25 +13,37 @@ if TYPE_CHECKING:
     from paged_attention.block import KVBlock, num_blocks_for
     from paged_attention.block_table import BlockTable
     from paged_attention.config import CacheConfig
+    from paged_attention.engine import Engine
     from paged_attention.errors import (
         DoubleFreeError,
         OutOfBlocksError,
         SharedBlockError,
     )
     from paged_attention.kv_cache import KVCache
+    from paged_attention.params import SamplingParams
     from paged_attention.prefix_cache import PrefixCache
+    from paged_attention.scheduler import Scheduler
+    from paged_attention.sequence import Sequence, SequenceGroup, SequenceStatus
     from paged_attention.sharing import copy_on_write, fork
+    from paged_attention.step_plan import StepPlan
 
 _MODULE_OF = {
     "BlockAllocator": "allocator",
     "BlockTable": "block_table",
     "CacheConfig": "config",
     "DoubleFreeError": "errors",
+    "Engine": "engine",
     "KVBlock": "block",
     "KVCache": "kv_cache",
     "OutOfBlocksError": "errors",
     "PrefixCache": "prefix_cache",
+    "SamplingParams": "params",
+    "Scheduler": "scheduler",
+    "Sequence": "sequence",
+    "SequenceGroup": "sequence",
+    "SequenceStatus": "sequence",
     "SharedBlockError": "errors",
+    "StepPlan": "step_plan",
     "copy_on_write": "sharing",
     "fork": "sharing",
     "num_blocks_for": "block",
@@ -43,11 +55,18 @@ __all__ = [
     "BlockTable",
     "CacheConfig",
     "DoubleFreeError",
+    "Engine",
     "KVBlock",
     "KVCache",
     "OutOfBlocksError",
     "PrefixCache",
+    "SamplingParams",
+    "Scheduler",
+    "Sequence",
+    "SequenceGroup",
+    "SequenceStatus",
     "SharedBlockError",
+    "StepPlan",
     "copy_on_write",
     "fork",
     "num_blocks_for",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paged_attention import attention_torch
+from paged_attention import attention_plan, attention_torch
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int32, torch.int64)
@@ -51,7 +51,8 @@ def paged_attention(
     Triton on CUDA, torch elsewhere.
 
     Raises ValueError with what was found and what was expected. Values (lengths, block
-    ids) are checked on the CPU only: a CUDA tensor is not read back for it.
+    ids) are checked on the CPU only: a CUDA tensor is not read back for it. There a
+    step is checked once: the same values in the next layer are known to be good.
     """
     _check_tensors(query, key_cache, value_cache, block_tables, seq_lens)
     if window is not None and window < 1:
@@ -65,16 +66,38 @@ def paged_attention(
             )
         starts = torch.arange(len(seq_lens) + 1, device=query.device)
     _check_integers("query_start_loc", starts, [len(seq_lens) + 1], query)
-    if query.device.type == "cpu":
-        _check_lengths(starts, seq_lens, len(query))
-        _check_blocks(key_cache, block_tables, seq_lens, starts, window)
     if scale is None:
         scale = 1 / math.sqrt(query.shape[2])
-    batch = (query, key_cache, value_cache, block_tables, seq_lens)
+    tensors = (query, key_cache, value_cache, block_tables, seq_lens)
     if _uses_triton(backend, query):
+        _check_values(*tensors, starts, window)
         # Decode has a kernel of its own, so it must not look like a prefill.
-        return _triton_attend()(*batch, query_start_loc, scale, window)
-    return attention_torch.attend(*batch, starts, scale, window)
+        return _triton_attend()(*tensors, query_start_loc, scale, window)
+    return attention_torch.attend(
+        query, key_cache, value_cache, _plan(*tensors, starts, window), scale
+    )
+
+
+def _plan(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    starts: Tensor,
+    window: int | None,
+) -> attention_plan.AttentionPlan:
+    """A new one, once the values were checked; or that of a batch with the same."""
+    tensors = (query, key_cache, value_cache, block_tables, seq_lens, starts)
+    if query.device.type != "cpu":  # to compare values would wait for the device
+        return attention_plan.make_plan(*tensors, window)
+    batch = attention_plan.batch_of(*tensors, window)
+    plan = attention_plan.remembered_plan(batch)
+    if plan is None:
+        _check_values(*tensors, window)
+        plan = attention_plan.make_plan(*tensors, window)
+        attention_plan.remember(batch, plan)
+    return plan
 
 
 def _uses_triton(backend: str, query: Tensor) -> bool:
@@ -152,6 +175,21 @@ def _check_integers(
             f"{query.device}, got {list(tensor.shape)} {tensor.dtype} on "
             f"{tensor.device}"
         )
+
+
+def _check_values(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    starts: Tensor,
+    window: int | None,
+) -> None:
+    """What lengths and block ids say; a CUDA tensor is not read back for it."""
+    if query.device.type == "cpu":
+        _check_lengths(starts, seq_lens, len(query))
+        _check_blocks(key_cache, block_tables, seq_lens, starts, window)
 
 
 def _check_lengths(query_start_loc: Tensor, seq_lens: Tensor, num_tokens: int) -> None:

@@ -7,18 +7,19 @@ Two ways, and no loop over blocks in either:
   sums up rows of an embedding table, picked by index, sums up the values.
 - all else: one sequence at a time is gathered into scratch that all of them use, and
   handed to torch's dense attention.
+
+What both need to know of tables and lengths comes from a plan (`attention_plan`).
 """
 
 import functools
+import math
 import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The sparse way reads a key once per query head; the other reads it once, but writes it
-# too and reads it again.
-MAX_SPARSE_GROUP = 4
+from paged_attention.attention_plan import AttentionPlan, Chunk, Decodes
 
 
 @torch.no_grad()
@@ -26,48 +27,23 @@ def attend(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
+    plan: AttentionPlan,
     scale: float,
-    window: int | None,
 ) -> Tensor:
-    """As `attention.paged_attention`, which has checked the arguments."""
-    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
-    result = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-    gathered: list[int] = []
-    in_place: list[int] = []
-    lies_in_rows = _can_read_in_place(query, key_cache, value_cache)
-    for i, seq_len in enumerate(lengths):
-        query_len = starts[i + 1] - starts[i]
-        if seq_len > 0 and query_len > 0:
-            is_decode = query_len == 1
-            (in_place if lies_in_rows and is_decode else gathered).append(i)
-
-    if in_place:
-        tokens = [starts[i] for i in in_place]
-        is_all = len(in_place) == len(lengths)
-        result[slice(None) if is_all else tokens] = decode_in_place(
-            query if is_all else query[tokens],
-            key_cache,
-            value_cache,
-            block_tables if is_all else block_tables[in_place],
-            [lengths[i] for i in in_place],
-            scale,
-            window,
+    """As `attention.paged_attention`; the plan was made for caches of this layout."""
+    decodes = plan.decodes
+    if decodes is not None and decodes.tokens is None:
+        return decode_in_place(query, key_cache, value_cache, decodes, scale)
+    make = torch.empty if plan.is_whole else torch.zeros
+    result = make(query.shape, dtype=query.dtype, device=query.device)
+    if decodes is not None:
+        result[decodes.tokens] = decode_in_place(
+            query[decodes.tokens], key_cache, value_cache, decodes, scale
         )
     scratch = _Scratch(key_cache)
-    for i in gathered:
-        new = slice(starts[i], starts[i + 1])
-        result[new] = attend_gathered(
-            query[new],
-            key_cache,
-            value_cache,
-            block_tables[i],
-            lengths[i],
-            scale,
-            window,
-            scratch,
+    for chunk in plan.chunks:
+        result[chunk.new] = attend_gathered(
+            query[chunk.new], key_cache, value_cache, chunk, scale, scratch
         )
     return result
 
@@ -76,51 +52,26 @@ def decode_in_place(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: list[int],
+    decodes: Decodes,
     scale: float,
-    window: int | None,
 ) -> Tensor:
     """One query token per sequence, no key or value copied.
 
-    query [num_seqs, num_heads, head_dim]; the caches as `_can_read_in_place` wants
+    query [num_seqs, num_heads, head_dim]; the caches as `can_read_in_place` wants
     them: rows of head_dim numbers, one for each slot and KV head.
     """
-    num_seqs, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = key_cache.shape[1:3]
-    block_rows, slot_rows, head_rows, _ = (n // head_dim for n in key_cache.stride())
-    kv_head = torch.arange(num_heads) // (num_heads // num_kv_heads)
-    head_row = (kv_head * head_rows)[:, None]  # [num_heads, 1]
-    num_blocks = -(-max(seq_lens) // block_size)
-    token_rows = torch.add(  # [num_seqs, num_blocks * block_size]
-        torch.arange(block_size) * slot_rows,
-        block_tables[:, :num_blocks, None].long(),
-        alpha=block_rows,
-    ).flatten(1)
-
-    spans = [(0 if window is None else max(0, n - window), n) for n in seq_lens]
-    num_keys = torch.tensor([stop - first for first, stop in spans])
-    row_starts = torch.zeros(num_seqs * num_heads + 1, dtype=torch.int64)
-    torch.cumsum(num_keys.repeat_interleave(num_heads), 0, out=row_starts[1:])
-    rows = torch.cat(  # of each sequence in turn, of each of its heads, of each key
-        [
-            (token_rows[i, first:stop] + head_row).flatten()
-            for i, (first, stop) in enumerate(spans)
-        ]
-    )
-    key_rows, value_rows = _as_rows(key_cache), _as_rows(value_cache)
-    scores = _scores_at(query.flatten(0, 1), key_rows, row_starts, rows, scale)
-    sizes = [num_heads * (stop - first) for first, stop in spans]
+    num_heads = query.shape[1]
+    scores = _scores_at(query.flatten(0, 1), _as_rows(key_cache), decodes, scale)
     weights = torch.cat(
         [
             piece.view(num_heads, -1).softmax(dim=-1).flatten()
-            for piece in scores.split(sizes)
+            for piece in scores.split(decodes.num_scores)
         ]
     )
     return F.embedding_bag(
-        rows,
-        value_rows,
-        row_starts,
+        decodes.rows,
+        _as_rows(value_cache),
+        decodes.row_starts,
         mode="sum",
         per_sample_weights=weights,
         include_last_offset=True,
@@ -131,38 +82,28 @@ def attend_gathered(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    block_table: Tensor,
-    seq_len: int,
+    chunk: Chunk,
     scale: float,
-    window: int | None,
     scratch: "_Scratch",
 ) -> Tensor:
     """The query tokens of one sequence, its keys and values gathered first.
 
     query [query_len, num_heads, head_dim], the last tokens of the sequence
     """
-    query_len, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = key_cache.shape[1:3]
-    first = 0 if window is None else max(0, seq_len - query_len + 1 - window)
-    first_block, num_blocks = first // block_size, -(-seq_len // block_size)
-    block_ids = block_table[first_block:num_blocks]
-    start = first_block * block_size  # the position of the first row in scratch
     key, value = (
-        rows.flatten(0, 1)[first - start : seq_len - start].transpose(0, 1)[None]
-        for rows in scratch.gather(key_cache, value_cache, block_ids)
+        rows.flatten(0, 1)[chunk.keys].transpose(0, 1)[None]
+        for rows in scratch.gather(key_cache, value_cache, chunk.block_ids)
     )  # [1, num_kv_heads, num_keys, head_dim]
-    if query_len == 1:  # the heads of a group become rows of one matrix
-        packed = query.view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return F.scaled_dot_product_attention(packed, key, value, scale=scale).view(
-            query.shape
-        )
+    query_len, num_keys = len(query), key.shape[2]
+    if query_len == 1 or not _can_be_masked(key, value, query_len, chunk.window):
+        return _attend_one_by_one(query, key, value, chunk.window, scale)
     mask = None
-    if first > 0 or query_len < seq_len or window is not None:
-        position = torch.arange(seq_len - query_len, seq_len, device=query.device)
-        distance = position[:, None] - torch.arange(first, seq_len, device=query.device)
-        mask = distance >= 0
-        if window is not None:
-            mask &= distance < window
+    context = num_keys - query_len  # keys before the first query
+    if context > 0 or chunk.window is not None:
+        mask = torch.ones(query_len, num_keys, dtype=torch.bool, device=query.device)
+        mask.tril_(context)  # each query sees the context, its forerunners and itself
+        if chunk.window is not None:
+            mask.triu_(context + 1 - chunk.window)
     return F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key,
@@ -172,6 +113,45 @@ def attend_gathered(
         scale=scale,
         enable_gqa=True,
     )[0].transpose(0, 1)
+
+
+def _can_be_masked(
+    key: Tensor, value: Tensor, query_len: int, window: int | None
+) -> bool:
+    """Whether all keys and values that are hidden from some query are finite.
+
+    What is hidden by a mask still has a weight: 0, and 0 times NaN or infinity is NaN.
+    """
+    if window is None:  # the context is hidden from nobody
+        key, value = key[:, :, -query_len:], value[:, :, -query_len:]
+    # A sum is finite only if all of its terms are. If it is too large for a float32
+    # although they are, the other way is taken for nothing, and that is all.
+    total = key.sum(dtype=torch.float32) + value.sum(dtype=torch.float32)
+    return math.isfinite(total.item())
+
+
+def _attend_one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float
+) -> Tensor:
+    """Each query over the keys that it sees, without a mask.
+
+    query [query_len, num_heads, head_dim]   key [1, num_kv_heads, num_keys, head_dim]
+    """
+    query_len, num_heads, head_dim = query.shape
+    num_kv_heads, num_keys = key.shape[1:3]
+    # The heads of a group become rows of one matrix.
+    group = num_heads // num_kv_heads
+    packed = query.reshape(query_len, num_kv_heads, group, head_dim)
+    rows: list[Tensor] = []
+    for i in range(query_len):
+        stop = num_keys - query_len + i + 1
+        first = 0 if window is None else max(0, stop - window)
+        seen = (slice(None), slice(None), slice(first, stop))
+        row = F.scaled_dot_product_attention(
+            packed[i : i + 1], key[seen], value[seen], scale=scale
+        )
+        rows.append(row)
+    return torch.cat(rows).view(query.shape)
 
 
 class _Scratch:
@@ -192,23 +172,6 @@ class _Scratch:
         return key, value
 
 
-def _can_read_in_place(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    """Whether both caches are made of rows without gaps, and it is the faster way.
-
-    16-bit numbers are gathered: torch has no sparse product for them on a CPU.
-    """
-    group = query.shape[1] // key_cache.shape[2]
-    head_dim = query.shape[2]
-    return (
-        query.device.type == "cpu"
-        and query.dtype in (torch.float32, torch.float64)
-        and group <= MAX_SPARSE_GROUP
-        and key_cache.stride() == value_cache.stride()
-        and key_cache.stride(3) == 1
-        and all(stride % head_dim == 0 for stride in key_cache.stride()[:3])
-    )
-
-
 def _as_rows(cache: Tensor) -> Tensor:
     """The memory of a cache as [num_rows, head_dim], what lies between included."""
     head_dim = cache.shape[3]
@@ -218,19 +181,25 @@ def _as_rows(cache: Tensor) -> Tensor:
 
 
 def _scores_at(
-    query: Tensor, key_rows: Tensor, row_starts: Tensor, rows: Tensor, scale: float
+    query: Tensor, key_rows: Tensor, decodes: Decodes, scale: float
 ) -> Tensor:
-    """query[i] times each of key_rows[rows[row_starts[i] : row_starts[i + 1]]]."""
+    """query[i] times each of the rows of keys that belong to it, one after the other.
+
+    query [num_seqs * num_heads, head_dim]
+    """
     _silence_torch_about_sparse()
-    shape = (len(query), len(key_rows))
-    zeros = torch.zeros(len(rows), dtype=query.dtype)
-    wanted = torch.sparse_csr_tensor(
-        row_starts, rows, zeros, shape, check_invariants=False
+    scores = torch.sparse_csr_tensor(
+        decodes.row_starts,
+        decodes.rows,
+        torch.zeros(len(decodes.rows), dtype=query.dtype),
+        (len(query), len(key_rows)),
+        check_invariants=False,
     )
-    product = torch.sparse.sampled_addmm(
-        wanted, query, key_rows.t(), beta=0.0, alpha=scale
+    # Into its own values: else torch copies the row numbers first.
+    torch.sparse.sampled_addmm(
+        scores, query, key_rows.t(), beta=0.0, alpha=scale, out=scores
     )
-    return product.values()
+    return scores.values()
 
 
 @functools.cache

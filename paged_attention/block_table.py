@@ -85,9 +85,11 @@ class BlockTable:
                 raise SharedBlockError(
                     f"block {tail} has {holders} holders: copy it before you write"
                 )
-        # The only line that can fail from here on, and it takes all blocks or none.
         needed = num_blocks_for(self.num_tokens + n, self.block_size)
-        self._block_ids += self.allocator.allocate_many(needed - self.num_blocks)
+        # Mostly not: the last block has room. Where it has not, the next line is the
+        # only one that can fail from here on, and it takes all blocks or none.
+        if needed > self.num_blocks:
+            self._block_ids += self.allocator.allocate_many(needed - self.num_blocks)
         self.num_tokens += n
         return self.slots(self.num_tokens - n, self.num_tokens)
 
@@ -130,8 +132,11 @@ class BlockTable:
         size = self.block_size
         first, last = start // size, (stop - 1) // size
         block_ids = self.translate_many(range(first, last + 1))
+        if first == last:  # one block, as in a decode step: nothing to join
+            at = (block_ids[0] - first) * size  # from a position to its slot
+            return list(range(at + start, at + stop))
         runs = [range(b * size, (b + 1) * size) for b in block_ids]
-        # Cut what lies behind stop, then before start: it may be the same block.
+        # Cut what lies behind stop, and before start.
         runs[-1] = runs[-1][: stop - last * size]
         runs[0] = runs[0][start - first * size :]
         return list(chain.from_iterable(runs))

@@ -77,6 +77,9 @@ class KVCache:
         slot outside the cache. Two tokens in one slot: either may win.
         """
         layer = self._layer(layer)
+        if not isinstance(slot_mapping, Tensor):
+            name = type(slot_mapping).__name__
+            raise ValueError(f"slot_mapping must be an int64 tensor, got a {name}")
         self._check_rows("key", key, slot_mapping)
         self._check_rows("value", value, slot_mapping)
         if slot_mapping.dtype != torch.int64:

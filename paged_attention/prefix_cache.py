@@ -77,7 +77,8 @@ class PrefixCache:
     def acquire(self, token_ids: Sequence[int]) -> BlockTable:
         """A table that shares the longest cached prefix of token_ids.
 
-        At least one token is left to compute: a model needs one to go on from.
+        At least one token is left to compute: a model needs one to go on from. Raises
+        ValueError for tokens that are no ints.
         """
         hits: list[int] = []
         parent = None
@@ -101,8 +102,15 @@ class PrefixCache:
 
         Where the content is cached already, the older block stays the one that is
         found. The table is unchanged. The cost is that of the blocks after the last one
-        published. Raises ValueError for a table with holes, or shorter than token_ids.
+        published. Raises ValueError for a table that was not made on this cache, with
+        holes, or shorter than token_ids, and for tokens that are no ints.
         """
+        if table.allocator is not self or table.block_size != self.block_size:
+            raise ValueError(
+                f"the table must be one of this cache, with blocks of "
+                f"{self.block_size} tokens, got blocks of {table.block_size} from a "
+                f"{type(table.allocator).__name__}"
+            )
         if len(token_ids) > table.num_tokens:
             raise ValueError(
                 f"{len(token_ids)} tokens cannot have been written: the table has room "
@@ -162,6 +170,8 @@ class PrefixCache:
 
     def allocate_many(self, n: int) -> list[int]:
         """Take n blocks or none; cached blocks are evicted only as far as needed."""
+        if not hasattr(n, "__index__"):  # is no whole number: `range` asks the same
+            raise ValueError(f"n must be an int, got {n!r}")
         missing = n - self.allocator.num_free
         if missing > len(self._evictable):
             raise OutOfBlocksError(
@@ -215,6 +225,10 @@ class PrefixCache:
         """The full blocks among the first num_tokens tokens, from block first on."""
         size = self.block_size
         tokens = tuple(token_ids[first * size : num_tokens])
+        # Equal tensors have different hashes, so they would never be found again. The
+        # first token tells: nobody mixes them.
+        if tokens and not _is_int(tokens[0]):
+            raise ValueError(f"token_ids must be ints, got {type(tokens[0]).__name__}s")
         for end in range(size, len(tokens) + 1, size):
             yield tokens[end - size : end]
 
@@ -223,3 +237,7 @@ class PrefixCache:
         # The key goes with the block, so the index never outgrows the pool.
         del self._by_key[self._by_id.pop(block_id).key]
         self.allocator.free_many((block_id,))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int)

@@ -8,10 +8,14 @@ import sys
 
 from memory_model import Memory, random_step
 from pool_model import PoolModel
+from serving import random_server
+from serving import random_step as scheduler_step
 
 from paged_attention.allocator import BlockAllocator
 
 NUM_OPERATIONS = 1_000_000
+NUM_STEPS = 100_000  # of the scheduler, on a fake model that checks every slot
+STEPS_PER_SERVER = 200
 OPERATIONS_PER_POOL = 1_000  # small pools, often anew: the borders are where bugs are
 
 
@@ -22,6 +26,8 @@ def main() -> None:
             f"{soak.__name__}: {NUM_OPERATIONS:,} operations, seed {seed}", flush=True
         )
         soak(random.Random(seed))
+    print(f"scheduler: {NUM_STEPS:,} times add, step or abort, seed {seed}", flush=True)
+    scheduler(random.Random(seed))
     print("no violation")
 
 
@@ -39,6 +45,16 @@ def tables_and_prefix_cache(rng: random.Random) -> None:
         for _ in range(OPERATIONS_PER_POOL):
             random_step(memory, rng)
             memory.check()
+
+
+def scheduler(rng: random.Random) -> None:
+    """Each server ends with all requests served as if alone, and a full pool."""
+    for _ in range(NUM_STEPS // STEPS_PER_SERVER):
+        server = random_server(rng)
+        for name in range(STEPS_PER_SERVER):
+            scheduler_step(server, rng, name)
+        server.run()
+        server.assert_full()
 
 
 def pool_operation(model: PoolModel, rng: random.Random) -> None:

@@ -132,6 +132,44 @@ def test_a_negative_number_of_blocks_is_refused():
     assert pool.num_free == 2
 
 
+@pytest.mark.parametrize("n", [2.5, "2", None])
+def test_a_number_of_blocks_that_is_none_is_refused(n):
+    pool = BlockAllocator(3)
+    with pytest.raises(ValueError, match=f"n must be an int, got {n!r}"):
+        pool.allocate_many(n)
+    assert pool.allocate_many(3) == [0, 1, 2]
+
+
+class Interrupted(int):
+    """A block id at which Ctrl-C is pressed."""
+
+    def __hash__(self):
+        raise KeyboardInterrupt
+
+
+class InterruptedList(list):
+    """A list in which Ctrl-C is pressed just after something was appended."""
+
+    def append(self, item):
+        super().append(item)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_free_many_changes_nothing():
+    pool = BlockAllocator(4)
+    held = pool.allocate_many(3)
+    pool.share(1)
+    with pytest.raises(KeyboardInterrupt):
+        pool.free_many([0, 1, 1, Interrupted(2)])
+    assert [pool.ref_count(block_id) for block_id in range(4)] == [1, 2, 1, 0]
+    pool._free = InterruptedList(pool._free)
+    with pytest.raises(KeyboardInterrupt):
+        pool.free_many([1, 2, 0])
+    assert [pool.ref_count(block_id) for block_id in range(4)] == [1, 2, 1, 0]
+    assert pool.free_block_ids == [3]
+    pool.check([Table(*held), Table(1)])
+
+
 def test_allocation_goes_through_the_kvblock_records():
     pool = BlockAllocator(3)
     records = [pool._blocks[block_id] for block_id in range(3)]

@@ -1,8 +1,9 @@
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from attention_cases import TOLERANCE, make_batch, random_batch
+from attention_cases import TOLERANCE, Batch, make_batch, random_batch
 
 from paged_attention import reference
 from paged_attention.attention import paged_attention
@@ -140,6 +141,110 @@ def test_a_chunk_does_not_see_the_tokens_after_it():
     batch.seq_lens = torch.tensor([6])
     batch.query_start_loc = torch.tensor([0, 3])
     assert torch.allclose(batch.run(paged_attention), whole[3:6], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["key_cache", "value_cache"])
+@pytest.mark.parametrize(
+    ("query_len", "window"), [(13, None), (6, None), (13, 4), (6, 3)]
+)
+def test_a_query_never_sees_what_is_not_finite_after_it(
+    query_len, window, name, bad, dtype
+):
+    batch = make_batch([13, 5], query_lens=[query_len, 2], window=window, dtype=dtype)
+    expected = batch.run(paged_attention)
+    getattr(batch, name)[int(batch.block_tables[0, 2]), 3] = bad  # token 11 of 13
+    result = batch.run(paged_attention)
+    before = query_len - 2
+    assert torch.allclose(
+        result[:before].double(), expected[:before].double(), atol=TOLERANCE[dtype]
+    )
+    assert not result[before:query_len].isfinite().all()
+    assert torch.equal(result[query_len:], expected[query_len:])
+
+
+def test_a_query_never_sees_what_is_not_finite_before_its_window():
+    batch = make_batch([12], query_lens=[6], window=3)
+    expected = batch.run(paged_attention)
+    batch.value_cache[int(batch.block_tables[0, 1]), 3] = NAN  # token 7
+    result = batch.run(paged_attention)
+    assert torch.allclose(result[[0, 4, 5]], expected[[0, 4, 5]], atol=1e-6)
+    assert result[1:4].isnan().all()
+
+
+def layers(batch: Batch, count: int) -> list[Batch]:
+    """The same tables and lengths over caches of their own, with other numbers."""
+    made = []
+    for _ in range(count):
+        layer = Batch(**vars(batch))
+        layer.key_cache = batch.key_cache + torch.randn(batch.key_cache.shape)
+        layer.value_cache = batch.value_cache + torch.randn(batch.key_cache.shape)
+        layer.query = torch.randn(batch.query.shape)
+        made.append(layer)
+    return made
+
+
+@pytest.mark.parametrize("query_lens", [None, [3, 1, 7]], ids=["decode", "mixed"])
+def test_every_layer_of_a_step_reads_its_own_cache(query_lens):
+    torch.manual_seed(1)
+    for layer in layers(make_batch([3, 12, 25], query_lens=query_lens), 3):
+        layer.check(layer.run(paged_attention))
+
+
+@pytest.mark.parametrize("query_lens", [None, [3, 1, 7]], ids=["decode", "mixed"])
+def test_tensors_that_are_filled_anew_are_noticed(query_lens):
+    # Values that no other test has: else the first plan were of other tensors.
+    batch = make_batch([3, 12, 25], query_lens=query_lens, seed=9)
+    before = Batch(**vars(batch))
+    before.block_tables = batch.block_tables.clone()
+    batch.check(batch.run(paged_attention))
+    batch.block_tables[2, :3] = batch.block_tables[1, :3]
+    batch.check(batch.run(paged_attention))
+    # Other tensors, with the values that were known first.
+    before.check(before.run(paged_attention))
+    batch.seq_lens -= torch.tensor([0, 2, 5], dtype=torch.int32)
+    batch.check(batch.run(paged_attention))
+    if query_lens is not None:
+        batch.query_start_loc.copy_(torch.tensor([0, 2, 4, 11]))
+        batch.check(batch.run(paged_attention))
+    batch.block_tables[0, 0] = 99
+    refused(r"block_tables\[0, 0\] must be in", batch)
+    refused(r"block_tables\[0, 0\] must be in", batch)
+
+
+@pytest.mark.parametrize("name", ["key_cache", "value_cache"])
+@pytest.mark.parametrize("query_lens", [None, [1, 1, 4]], ids=["decode", "mixed"])
+def test_a_cache_with_other_strides_is_told_apart(query_lens, name):
+    batch = make_batch([3, 12, 25], query_lens=query_lens)
+    batch.check(batch.run(paged_attention))
+    cache = getattr(batch, name)
+    setattr(batch, name, cache.transpose(1, 2).contiguous().transpose(1, 2))
+    batch.check(batch.run(paged_attention))
+
+
+def test_a_window_and_a_pool_are_told_apart():
+    batch = make_batch([3, 12, 25], query_lens=[1, 1, 4])
+    for window in (None, 5, None, 2):
+        batch.window = window
+        batch.check(batch.run(paged_attention))
+    smaller = Batch(**vars(batch))
+    smaller.key_cache = batch.key_cache[:5]
+    smaller.value_cache = batch.value_cache[:5]
+    refused("must be in 0 … 4", smaller)
+
+
+def test_steps_in_several_threads_do_not_disturb_each_other():
+    batches = [make_batch([n, 2 * n, 3], query_lens=[1, n, 1]) for n in range(2, 10)]
+    answers = [batch.oracle() for batch in batches]
+
+    def work(start: int) -> None:
+        for i in range(40):
+            which = (start + i) % len(batches)
+            batches[which].check(batches[which].run(paged_attention), answers[which])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

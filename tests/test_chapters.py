@@ -9,8 +9,17 @@ import pytest
 from course.manifest import ROOT, load
 from course.notebooks import build_notebook
 from course.stubs import write_stub
+from paged_attention.model_files import ModelMissingError, model_path
 
 CHAPTERS = load().chapters
+NEED_MODEL = {"13_real_model"}
+
+
+def model_is_here() -> bool:
+    try:
+        return bool(model_path("smollm2"))
+    except ModelMissingError:
+        return False
 
 
 def course_with_fresh_exercises(folder: Path) -> Path:
@@ -31,11 +40,14 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futur
     """All chapters, two at a time: a kernel keeps one core busy."""
     root = course_with_fresh_exercises(tmp_path_factory.mktemp("course"))
     with ThreadPoolExecutor(max_workers=2) as pool:
-        chapters = load(root).chapters
+        skipped = set() if model_is_here() else NEED_MODEL
+        chapters = [c for c in load(root).chapters if c.stem not in skipped]
         yield {each.stem: pool.submit(build_notebook, each) for each in chapters}
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("stem", [chapter.stem for chapter in CHAPTERS])
 def test_the_chapter_can_be_executed(stem: str, builds: dict[str, Future]) -> None:
+    if stem not in builds:
+        pytest.skip("not verified: no model file; run: course get-model")
     builds[stem].result()

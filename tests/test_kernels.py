@@ -34,6 +34,7 @@ def test_kernels_in_the_interpreter():
     in_fresh_process(["-m", "pytest", "-q", file], TRITON_INTERPRET="1")
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="not verified: there is no GPU"
 )

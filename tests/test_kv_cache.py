@@ -134,6 +134,11 @@ def test_slots_must_be_int64():
         KVCache(CONFIG).write(0, numbered(2), numbered(2), slots)
 
 
+def test_slots_must_be_a_tensor():
+    with pytest.raises(ValueError, match="must be an int64 tensor, got a list"):
+        KVCache(CONFIG).write(0, numbered(2), numbered(2), [0, 1])
+
+
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_a_layer_that_does_not_exist_is_refused(layer):
     cache = KVCache(CONFIG)

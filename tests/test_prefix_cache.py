@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import torch
 
 from paged_attention import prefix_cache
 from paged_attention.allocator import BlockAllocator
@@ -277,6 +279,53 @@ def test_more_tokens_than_the_table_holds_cannot_be_published():
     table.append_tokens(4)
     with pytest.raises(ValueError, match="5 tokens cannot have been written"):
         cache.publish(table, [1, 2, 3, 4, 5])
+
+
+def test_tokens_that_could_never_be_found_again_are_refused():
+    cache = cache_of(8)
+    tokens = torch.arange(9)
+    with pytest.raises(ValueError, match="token_ids must be ints, got Tensors"):
+        cache.acquire(tokens)
+    table = cache.acquire(tokens.tolist())
+    table.append_tokens(9)
+    with pytest.raises(ValueError, match="token_ids must be ints, got Tensors"):
+        cache.publish(table, tokens)
+    assert hits(cache, tokens.tolist()) == 0
+    cache.check([table])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda cache: BlockTable(cache, 2),
+        lambda cache: BlockTable(cache.allocator, 4),
+        lambda cache: BlockTable(cache_of(8), 4),
+    ],
+    ids=["another block_size", "the allocator below", "another cache"],
+)
+def test_a_table_of_another_cache_cannot_be_published(make):
+    cache = cache_of(8)
+    table = make(cache)
+    table.append_tokens(8)
+    with pytest.raises(ValueError, match="must be one of this cache, with blocks of 4"):
+        cache.publish(table, list(range(8)))
+    assert cache.block_ids == []
+
+
+@pytest.mark.parametrize("n", [2.5, None])
+def test_a_number_of_blocks_that_is_none_evicts_nothing(n):
+    cache = cache_of(2)
+    run(cache, list(range(8))).free()
+    with pytest.raises(ValueError, match=f"n must be an int, got {n}"):
+        cache.allocate_many(n)
+    assert hits(cache, list(range(9))) == 8
+
+
+def test_a_number_of_blocks_may_be_numpys():
+    cache = cache_of(2)
+    run(cache, list(range(8))).free()
+    assert cache.allocate_many(np.int64(1)) == [1]  # the tail of what is cached
+    assert BlockAllocator(2).allocate_many(np.int64(1)) == [0]
 
 
 def test_a_table_with_holes_cannot_be_published():

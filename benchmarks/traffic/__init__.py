@@ -1,12 +1,13 @@
 """Requests to serve: drawn from a distribution, or read from a trace.
 
-A trace is a CSV file with the columns TIMESTAMP, ContextTokens, GeneratedTokens. Only
-the order of its rows is used, not the times.
+A trace is a CSV file with the columns TIMESTAMP, ContextTokens, GeneratedTokens. The
+times are read only by `read_arrivals`.
 """
 
 import math
 import random
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -54,6 +55,41 @@ def read_trace(path: Path) -> list[Request]:
 
     The three columns may stand in any order, and among others.
     """
+    header, lines = _read(path)
+    requests: list[Request] = []
+    for number, line in enumerate(lines, start=2):
+        where = f"{path}:{number}"
+        lengths = [_whole(name, line, header, where) for name in COLUMNS[1:]]
+        requests.append(Request(*lengths))
+    return requests
+
+
+def read_arrivals(path: Path) -> list[float]:
+    """For each request of a trace, the seconds since the first one came.
+
+    TraceError for what is no time, such as 2023-11-16 18:15:46.6805900, and for one
+    that lies before the time above it.
+    """
+    header, lines = _read(path)
+    times: list[datetime] = []
+    for number, line in enumerate(lines, start=2):
+        text, column = _field(COLUMNS[0], line, header, f"{path}:{number}")
+        try:
+            times.append(datetime.fromisoformat(text))
+            in_order = times[0] <= times[-1] and times[-2:] == sorted(times[-2:])
+        except (ValueError, TypeError):  # no time; or one with a zone and one without
+            raise TraceError(
+                f"{path}:{number}:{column}: {COLUMNS[0]} must be a time, got {text!r}"
+            ) from None
+        if not in_order:
+            raise TraceError(
+                f"{path}:{number}:{column}: {text} lies before the time above it"
+            )
+    return [(time - times[0]).total_seconds() for time in times]
+
+
+def _read(path: Path) -> tuple[list[str], list[str]]:
+    """The names of the columns, and the lines below them."""
     try:
         lines = path.read_bytes().decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -66,16 +102,11 @@ def read_trace(path: Path) -> list[Request]:
             raise TraceError(f"{path}:1:1: there is no column {name}, got {header}")
     if len(lines) == 1:
         raise TraceError(f"{path}:2:1: no request stands below the header")
-    requests: list[Request] = []
-    for number, line in enumerate(lines[1:], start=2):
-        where = f"{path}:{number}"
-        lengths = [_whole(name, line, header, where) for name in COLUMNS[1:]]
-        requests.append(Request(*lengths))
-    return requests
+    return header, lines[1:]
 
 
-def _whole(name: str, line: str, header: list[str], where: str) -> int:
-    """The number in a line's field of this name."""
+def _field(name: str, line: str, header: list[str], where: str) -> tuple[str, int]:
+    """What stands in a line's field of this name, and in which column it begins."""
     texts = line.split(",")
     index = header.index(name)
     if len(texts) != len(header):
@@ -83,9 +114,14 @@ def _whole(name: str, line: str, header: list[str], where: str) -> int:
         raise TraceError(
             f"{where}:{column}: expected {len(header)} fields, got {len(texts)}"
         )
-    text = texts[index].strip()
+    column = sum(len(before) + 1 for before in texts[:index]) + 1
+    return texts[index].strip(), column
+
+
+def _whole(name: str, line: str, header: list[str], where: str) -> int:
+    """The number in a line's field of this name."""
+    text, column = _field(name, line, header, where)
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        column = sum(len(before) + 1 for before in texts[:index]) + 1
         raise TraceError(
             f"{where}:{column}: {name} must be a whole number >= 1, got {text!r}"
         )

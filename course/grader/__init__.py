@@ -15,6 +15,10 @@ bench and warm hand out workers, which zygote forks behind the walls of isolatio
 watch looks at what they use; hidden lends them objects of the grader; history, explain
 and report tell what happened.
 
+Tests of Triton exercises speak through kernels (with kernel_layout, kernel_checks and
+kernel_source); in the worker triton_inside watches what kernels do (kernel_memory), and
+ahead compiles them.
+
 Names are loaded when first used: a worker, which is the learner's process, imports
 modules of this package and must not drag pytest along.
 """
@@ -37,15 +41,29 @@ if TYPE_CHECKING:
     from course.grader.errors import GraderError
     from course.grader.grading import grade, grade_variants
     from course.grader.hidden import Hidden
+    from course.grader.kernel_layout import Huge
+    from course.grader.kernels import (
+        Compiled,
+        Run,
+        ahead_of_time,
+        compiled,
+        kernel_run,
+        on_gpu,
+    )
     from course.grader.report import ExerciseResult, Failure, Report, TaskResult
 
 _MODULE_OF = {
+    "Compiled": "kernels",
     "ExerciseResult": "report",
     "Failure": "report",
     "GraderError": "errors",
     "Hidden": "hidden",
+    "Huge": "kernel_layout",
     "Report": "report",
+    "Run": "kernels",
     "TaskResult": "report",
+    "ahead_of_time": "kernels",
+    "compiled": "kernels",
     "expect": "claims",
     "expect_close": "claims",
     "expect_raises": "claims",
@@ -53,19 +71,26 @@ _MODULE_OF = {
     "grade": "grading",
     "grade_variants": "grading",
     "in_worker": "claims",
+    "kernel_run": "kernels",
     "measured": "claims",
     "not_verified": "claims",
+    "on_gpu": "kernels",
     "rewrite_history": "claims",
     "task": "claims",
 }
 
 __all__ = [
+    "Compiled",
     "ExerciseResult",
     "Failure",
     "GraderError",
     "Hidden",
+    "Huge",
     "Report",
+    "Run",
     "TaskResult",
+    "ahead_of_time",
+    "compiled",
     "expect",
     "expect_close",
     "expect_raises",
@@ -73,8 +98,10 @@ __all__ = [
     "grade",
     "grade_variants",
     "in_worker",
+    "kernel_run",
     "measured",
     "not_verified",
+    "on_gpu",
     "rewrite_history",
     "task",
 ]

@@ -1,5 +1,7 @@
 """Where learner files meet workers: warm processes, one conversation per test."""
 
+import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,26 +14,43 @@ from course.grader.errors import GraderError
 from course.grader.explain import words_for
 from course.grader.failures import CheckFailed
 from course.grader.local import LocalLine
-from course.grader.paper import Paper
-from course.grader.warm import WarmPool, WarmProcess
+from course.grader.paper import Paper, Snapshot
+from course.grader.warm import WarmPool, WarmProcess, missing_module
 
 
 class Bench:
     """Hands each test a fresh worker, and remembers files that cannot be loaded."""
 
-    def __init__(self, warm: WarmPool | None) -> None:
+    def __init__(self, warm: WarmPool | None, snapshot: Snapshot | None = None) -> None:
         self._warm = warm  # None: learner code runs in this process
+        self.snapshot = snapshot or Snapshot()
         self._did_not_load: dict[Paper, tuple[BaseException, Conversation]] = {}
 
     @contextmanager
-    def open(self, paper: Paper) -> Iterator[Conversation]:
-        """A conversation about paper, its file not yet loaded."""
+    def open(self, paper: Paper, mode: str = "") -> Iterator[Conversation]:
+        """A conversation about paper, its file not yet loaded; mode: of its kernels."""
         if paper in self._did_not_load:
             yield self._did_not_load[paper][1]
         elif self._warm is None:
-            yield from _local(paper)
+            yield from _local(paper, self.snapshot)
         else:
-            yield from _remote(paper, self._warm.process(paper.chapter.preload))
+            warm = self._warm.process(paper.chapter.preload, mode)
+            yield from _remote(paper, self.snapshot, warm, mode)
+
+    def cannot_run(self, paper: Paper, mode: str) -> str | None:
+        """Why a test of paper cannot be run on this machine; None if it can."""
+        if name := missing_module(paper.chapter.preload):
+            where = ": it exists for Linux alone" if name == "triton" else ""
+            return f"{name} is not installed here{where}"
+        if mode == "gpu" and not importlib.import_module("torch").cuda.is_available():
+            return "there is no CUDA GPU here"
+        if self._warm is not None or "triton" not in paper.chapter.preload:
+            return None
+        if mode:
+            return "it takes a process of its own"
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            return "set TRITON_INTERPRET=1 before pytest starts, to debug kernels"
+        return None
 
     def load(self, paper: Paper, conversation: Conversation) -> None:
         """Load the learner's file; what went wrong once is not tried again."""
@@ -45,6 +64,15 @@ class Bench:
             self._did_not_load[paper] = error, conversation
             raise
 
+    @property
+    def num_lost(self) -> int:
+        """How many workers ended because the process that forked them did."""
+        return self._warm.num_lost if self._warm else 0
+
+    def try_again(self, paper: Paper) -> None:
+        """Forget that paper's file could not be loaded."""
+        self._did_not_load.pop(paper, None)
+
     def load_problem(self, paper: Paper) -> tuple[str | None, str]:
         """Why paper's file could not be loaded, if so, and what it printed then."""
         if paper not in self._did_not_load:
@@ -53,16 +81,21 @@ class Bench:
         return words_for(error), conversation.printed()
 
 
-def _remote(paper: Paper, warm: WarmProcess) -> Iterator[Conversation]:
+def _remote(
+    paper: Paper, snapshot: Snapshot, warm: WarmProcess, mode: str
+) -> Iterator[Conversation]:
     contract = read(paper.chapter.solution_path)
-    seconds = paper.chapter.call_seconds
+    seconds = paper.chapter.call_seconds * (3 if mode else 1)  # compilers take time
     # Not with torch, whose threads would be kept on that processor, too.
     with isolation.one_cpu(not paper.chapter.preload) as cpu:
-        worker = warm.fork(paper.files, {**_order(paper, contract), "cpu": cpu})
+        files = {n: (file, snapshot.read(file)) for n, file in paper.files.items()}
+        worker = warm.fork(files, {**_order(paper, contract), "cpu": cpu})
         line = Channel(worker.wire, warm.watch.look)
         try:
+            end, (file, data) = lambda: warm.reap(worker), files[paper.module]
+            text = data.decode("utf-8", "replace")
             yield Conversation(
-                line, contract, seconds, lambda: warm.reap(worker), worker.printed
+                line, contract, seconds, end, worker.printed, str(file), text
             )
         finally:
             warm.reap(worker, wait=False)
@@ -71,18 +104,22 @@ def _remote(paper: Paper, warm: WarmProcess) -> Iterator[Conversation]:
 def _order(paper: Paper, contract: Contract) -> dict[str, Any]:
     """What a worker must know beside its files (see worker.py)."""
     return {
-        "module": paper.chapter.exercise_stem,
+        "module": paper.module,
         "refuses": list(paper.chapter.refuses),
+        "refused_to": paper.refused_to if paper.needs else {},
         "classes": list(contract.classes),
     }
 
 
-def _local(paper: Paper) -> Iterator[Conversation]:
+def _local(paper: Paper, snapshot: Snapshot) -> Iterator[Conversation]:
     files = {name: (str(path), str(path)) for name, path in paper.files.items()}
     contract = read(paper.chapter.solution_path)
     line = LocalLine({"files": files, **_order(paper, contract)})
     try:
         seconds = paper.chapter.call_seconds
-        yield Conversation(line, contract, seconds, lambda: 0, lambda: "")
+        text = snapshot.read(paper.file).decode("utf-8", "replace")
+        yield Conversation(
+            line, contract, seconds, lambda: 0, lambda: "", str(paper.file), text
+        )
     finally:
         line.close()

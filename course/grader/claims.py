@@ -119,7 +119,8 @@ def expect_close(
 ) -> None:
     """Claim that floats or tensors agree: |got - expected| <= atol + rtol * |expected|.
 
-    Tensors must agree in shape and dtype, and got must be finite wherever expected is.
+    Tensors must agree in shape and dtype, and got must be finite wherever expected is,
+    and NaN wherever expected is NaN.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(expected, torch.Tensor):
@@ -144,7 +145,8 @@ def _expect_close_tensors(
     wide = torch.float64
     difference = (got.to(wide) - expected.to(wide)).abs()
     excess = difference - (atol + rtol * expected.to(wide).abs())
-    excess = torch.where(got == expected, -1.0, excess).nan_to_num(nan=math.inf)
+    alike = (got == expected) | (got.isnan() & expected.isnan())
+    excess = torch.where(alike, -1.0, excess).nan_to_num(nan=math.inf)
     if excess.numel() == 0 or excess.max() <= 0:
         return
     worst = int(excess.reshape(-1).argmax())
@@ -156,7 +158,7 @@ def _expect_close_tensors(
     fail(
         claim,
         expected=f"{wanted} at {index}",
-        got=f"{came} at {index}, off by {off:.2g}; "
+        got=f"{came} at {index}{'' if math.isnan(off) else f', off by {off:.2g}'}; "
         f"the worst of {wrong} wrong elements of {got.numel()}",
     )
 

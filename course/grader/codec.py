@@ -51,6 +51,10 @@ class UnfitError(Exception):
     """A value that may not cross, or a frame that is not one of ours; says why."""
 
 
+class UnwantedError(UnfitError):
+    """An honest value that this side cannot take; says what it is."""
+
+
 def encode(value: Any, blobs: list[bytes], special: ToWire, depth: int = 0) -> Any:
     """The JSON form of value; bytes and tensors are appended to blobs, in order."""
     kind = type(value)
@@ -118,10 +122,11 @@ class Reader:
             return tuple([self.decode(item, depth + 1) for item in body])
         if tag == "dict":
             self._count(body)
-            return dict([self.decode(pair, depth) for pair in body])
+            pairs = [self.decode(pair, depth) for pair in body]
+            return {_key(key, "dict"): value for key, value in pairs}
         if tag == "set":
             self._count(body)
-            return {self.decode(item, depth + 1) for item in body}
+            return {_key(self.decode(item, depth + 1), "set") for item in body}
         if tag == "bytes":
             return bytes(self._take(body))
         if tag == "tensor":
@@ -145,7 +150,7 @@ class Reader:
         if torch is None and self._load_torch:
             torch = importlib.import_module("torch")
         if torch is None:
-            raise UnfitError("a tensor where none is expected")
+            raise UnwantedError("a tensor, in an exercise that does without torch")
         if name not in DTYPES or len(shape) > 16:
             raise UnfitError("an unknown kind of tensor")
         if not all(type(size) is int and 0 <= size <= MAX_BLOBS for size in shape):
@@ -156,6 +161,17 @@ class Reader:
         if name == "bool":  # a byte other than 0 and 1 would be neither
             return (torch.frombuffer(data, dtype=torch.uint8) != 0).reshape(shape)
         return torch.frombuffer(data, dtype=getattr(torch, name)).reshape(shape)
+
+
+def _key(value: Any, kind: str) -> Any:
+    """value, if it can be looked up here: objects are compared in the worker alone."""
+    if isinstance(value, tuple):
+        for item in value:
+            _key(item, kind)
+    elif value is not None and type(value) not in (bool, int, float, str, bytes):
+        what = "objects as keys" if kind == "dict" else "objects in it"
+        raise UnwantedError(f"a {kind} with {what}; a list could be compared")
+    return value
 
 
 def pack(number: int, message: dict[str, Any], blobs: Sequence[bytes]) -> bytes:

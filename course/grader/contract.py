@@ -111,11 +111,17 @@ def _members(
             found = [Member(node.target.id, "value", declared)]
         elif isinstance(node, ast.FunctionDef) and owner and node.name == "__init__":
             found = _attributes(node, classes, owner)
-        elif isinstance(node, ast.FunctionDef):
+        elif isinstance(node, ast.FunctionDef) and not is_kernel(node):
             found = [_function(node, classes, owner)]
         for member in found:
             if not member.name.startswith("_"):
                 yield member.name, member
+
+
+def is_kernel(function: ast.FunctionDef) -> bool:
+    """A Triton kernel is for its launcher alone; the learner's may be any other."""
+    marks = (ast.unparse(mark).partition("(")[0] for mark in function.decorator_list)
+    return any(mark.rpartition(".")[2] == "jit" for mark in marks)
 
 
 def _attributes(init: ast.FunctionDef, classes: set[str], owner: str) -> list[Member]:

@@ -29,6 +29,8 @@ class Conversation:
         call_seconds: float,
         end: Callable[[], int],  # kills and reaps the worker; its wait status
         printed: Callable[[], str],
+        file: str = "",
+        source: str = "",
     ) -> None:
         self.history = History()
         self._exchange = Exchange(line, self.history, end)
@@ -36,6 +38,9 @@ class Conversation:
         self._seconds = call_seconds
         self.num_calls = 0
         self.printed = printed  # the end of the worker's output so far
+        self.file = file  # the learner's, and its text as it is graded
+        self.source = source
+        self.mode = ""  # what becomes of kernels, if not the usual (kernels.py)
         self.exercise = Exercise(self, contract.path.stem, {"module": None}, None)
 
     # What proxies ask for.
@@ -80,8 +85,13 @@ class Conversation:
             declared = self._declared(function._member, function._label)
         return self._ask_with(message, args, kwargs, text, declared)
 
-    def helper(self, where: str, args: tuple[object, ...]) -> Any:
-        """Run one of the course's own functions in the worker: "module:function"."""
+    def helper(
+        self, where: str, args: tuple[object, ...], told: str | None = None
+    ) -> Any:
+        """Run one of the course's own functions in the worker: "module:function".
+
+        told: what the history says instead of that call and its result.
+        """
         module, _, name = where.partition(":")
         path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
         if not module.startswith("course.") or not path.is_file():
@@ -90,8 +100,10 @@ class Conversation:
         if member is None:
             raise unknown(read(path), name)
         message = {"do": "helper", "name": where}
-        text = call_text(name, args, {})
-        return self._ask_with(message, args, {}, text, self._declared(member, name))
+        text = told or call_text(name, args, {})
+        declared = self._declared(member, name)
+        brief = told is not None
+        return self._ask_with(message, args, {}, text, declared, brief=brief)
 
     def _declared(self, member: Member, label: str) -> Declared:
         if member.returns is None:
@@ -129,6 +141,7 @@ class Conversation:
         text: str,
         declared: Declared,
         label: str | None = None,
+        brief: bool = False,
     ) -> Any:
         blobs: list[bytes] = []
         try:
@@ -139,7 +152,7 @@ class Conversation:
             }
         except UnfitError as error:
             raise GraderError(f"{text}: a test passes {error}") from error
-        return self._ask(message, blobs, text, declared, label)
+        return self._ask(message, blobs, text, declared, label, brief)
 
     def _ask(
         self,
@@ -148,6 +161,7 @@ class Conversation:
         text: str,
         declared: Declared,
         label: str | None = None,
+        brief: bool = False,
     ) -> Any:
         self.num_calls += 1
 
@@ -165,7 +179,8 @@ class Conversation:
         if label is not None:
             self.history.add(f"{label} = {text}")
         else:
-            self.history.add(f"{text} -> {shown(value)}" if value is not None else text)
+            is_told = value is None or brief
+            self.history.add(text if is_told else f"{text} -> {shown(value)}")
         return value
 
     def _to_wire(self, value: object) -> dict[str, Any]:

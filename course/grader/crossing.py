@@ -104,13 +104,13 @@ def rebuild(data: Mapping[str, Any]) -> Exception:
 def _last_line_in(
     trace: TracebackType | None, files: Mapping[str, str]
 ) -> list[Any] | None:
-    """[file, line, source text] of the innermost frame that runs one of files."""
+    """[file, line, source text, function] of the innermost frame in one of files."""
     for frame, line in reversed(list(traceback.walk_tb(trace))):
         name = frame.f_code.co_filename
         if name in files:
             lines = files[name].splitlines()
             text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-            return [name, line, text[:200]]
+            return [name, line, text[:200], frame.f_code.co_qualname[:200]]
     return None
 
 

@@ -18,7 +18,7 @@ from course.grader.channel import (
     TooLateError,
     TooMuchError,
 )
-from course.grader.codec import FromWire, UnfitError
+from course.grader.codec import FromWire, UnfitError, UnwantedError
 from course.grader.crossing import plain_text, rebuild
 from course.grader.failures import LearnerError, fail
 from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
@@ -70,6 +70,8 @@ class Exchange:
         handle: FromWire | None = None,
     ) -> Any:
         """The value that comes back; text is the call as a test would write it."""
+        # A dead worker answers nothing more. In a Hypothesis test the example may still
+        # be replayed, which _over_the_line decides.
         if self._dead is not None and self._replay is None:
             fail(message=self._dead)
         self.hidden.start_call()
@@ -78,7 +80,8 @@ class Exchange:
             return body
         if outcome == "raised":
             error, data = body
-            self._raise(error, data, text)
+            self._raise(error, data, text, message["do"] == "helper")
+        # What is left are refusals: the worker lives on, but there is no value.
         self._history.add(f"{text}: {body}")
         if outcome == "missing":
             fail(message=body)
@@ -116,9 +119,14 @@ class Exchange:
             reason = f"made {MAX_CALLBACKS:,} calls on what it was given and was "
             reason += "stopped: does a loop never end?"
             certain = True
+        except KeyboardInterrupt:  # a reply is under way that nobody will read
+            self._dead = f"{text} was interrupted"
+            raise
         # Outside of the handlers: Hypothesis looks at an exception's context, too.
         self._history.add(f"{text}: no reply")
         status = self._end()
+        # How the process ended says more than that it was silent: "crashed" or "exited"
+        # in place of "did not come back". SIGKILL after a deadline was our own.
         if not certain and (not reason or os.WIFEXITED(status)):
             reason = _words_for_status(status)
         self._dead = f"{text} {reason}"
@@ -129,6 +137,7 @@ class Exchange:
     ) -> Reply:
         if self._replay is None:
             return self._line.exchange(message, blobs, seconds, self.hidden.answer)
+        # In a Hypothesis test. The key tells whether the same call is made again.
         key = (repr(message), b"".join(blobs))
         if self._replay.active:
             if (reply := self._replay.reply(key)) is not None:
@@ -139,16 +148,21 @@ class Exchange:
         self._replay.record(reply)
         return reply
 
-    def _raise(self, error: Exception, data: Message, text: str) -> None:
+    def _raise(
+        self, error: Exception, data: Message, text: str, from_helper: bool
+    ) -> None:
         name, message = plain_text(str(data["name"])), plain_text(str(data["text"]))
-        location, line = None, ""
+        location, line, call = None, "", text
         if type(data["where"]) is list:
-            file, number, line = (plain_text(str(part)) for part in data["where"])
+            where = (plain_text(str(part)) for part in data["where"])
+            file, number, line, function = where
             location = f"{file}:{number}"
+            # Nobody knows a helper's name: say which function of the learner's it was.
+            call = function if from_helper else text
         if isinstance(error, MemoryError) or "can't allocate memory" in message:
             message += " (over the memory limit of an exercise)"
         self._history.add(f"{text} raised {name}: {message}")
-        vars(error)["learner"] = LearnerError(text, name, message, location, line)
+        vars(error)["learner"] = LearnerError(call, name, message, location, line)
         # In this process (pdb), a debugger opens where the learner's code failed.
         original = getattr(self._line, "last_error", None)
         raise error.with_traceback(original and original.__traceback__)
@@ -156,6 +170,8 @@ class Exchange:
 
 def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any]:
     """What kind of reply it is, and what it holds; ForgedError if neither."""
+    # Nothing in a reply can be relied on: learner code may have written it. What does
+    # not fit exactly one of these forms ends the conversation.
     try:
         ((outcome, body),) = reply.items()
         if outcome == "value":
@@ -164,6 +180,8 @@ def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any
             return outcome, (rebuild(body), dict(body))
         if outcome in ("missing", "unfit", "left"):
             return outcome, plain_text(str(body))
+    except UnwantedError as error:
+        return "unfit", str(error)
     except UnfitError as error:
         raise ForgedError(str(error)) from error
     except (AttributeError, LookupError, TypeError, ValueError):

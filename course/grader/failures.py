@@ -40,7 +40,7 @@ class LearnerError:
     The exception that a test sees carries it as its attribute `learner`.
     """
 
-    call: str  # "pool.allocate()"
+    call: str  # "pool.allocate()"; below a helper, the learner's function, "Pool.free"
     name: str  # its class, as the learner's file names it
     text: str
     location: str | None  # "…/ex04_free_list.py:57"

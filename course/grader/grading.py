@@ -8,9 +8,9 @@ from pathlib import Path
 
 from course.grader import isolation
 from course.grader.errors import GraderError
-from course.grader.paper import Paper, paper_in
+from course.grader.paper import Paper, Snapshot, paper_in
 from course.grader.report import ExerciseResult, Failure, Report, TaskResult
-from course.grader.warm import WarmPool
+from course.grader.warm import WarmPool, missing_module
 from course.manifest import ROOT, load
 
 # Parts of pytest that a silent session does not need; they cost time or print.
@@ -70,7 +70,8 @@ def grade_variants(
 
 def grade_papers(papers: Sequence[Paper]) -> tuple[list[ExerciseResult], list[str]]:
     """Results in the order of papers, and the walls around the learner's code."""
-    problems = [paper.problem() for paper in papers]
+    snapshot = Snapshot()
+    problems = [paper.problem(snapshot) for paper in papers]
     sound = [
         paper
         for paper, problem in zip(papers, problems, strict=True)
@@ -79,19 +80,34 @@ def grade_papers(papers: Sequence[Paper]) -> tuple[list[ExerciseResult], list[st
     warm = WarmPool()
     try:
         for paper in sound:
-            warm.process(paper.chapter.preload)  # they import while pytest is imported
-        graded = _run(sound, warm) if sound else {}
+            _start(warm, paper)  # they import while pytest is imported
+        graded = _run(sound, warm, snapshot) if sound else {}
         walls = warm.walls
+    except KeyboardInterrupt:
+        warm.kill()  # nobody waits for what they still import
+        raise
     finally:
         warm.close()
     results = [
-        graded[paper] if problem is None else _without_tests(paper, problem)
+        graded[paper] if problem is None else _without_tests(paper, problem, snapshot)
         for paper, problem in zip(papers, problems, strict=True)
     ]
     return results, walls
 
 
-def _run(papers: Sequence[Paper], warm: WarmPool) -> dict[Paper, ExerciseResult]:
+def _start(warm: WarmPool, paper: Paper) -> None:
+    """Start the processes that paper's tests are sure to need."""
+    preload = paper.chapter.preload
+    if missing_module(preload):
+        return
+    warm.process(preload)
+    if "triton" in preload:
+        warm.process(preload, "compile")
+
+
+def _run(
+    papers: Sequence[Paper], warm: WarmPool, snapshot: Snapshot
+) -> dict[Paper, ExerciseResult]:
     import pytest
 
     from course.grader.bench import Bench
@@ -99,7 +115,7 @@ def _run(papers: Sequence[Paper], warm: WarmPool) -> dict[Paper, ExerciseResult]
     from course.grader.verdict import Verdict
 
     tests = list(dict.fromkeys(str(paper.chapter.tests_path) for paper in papers))
-    verdict = Verdict(Exam(papers, Bench(warm)))
+    verdict = Verdict(Exam(papers, Bench(warm, snapshot)))
     arguments = [
         *tests,
         *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-o", "addopts="),
@@ -136,7 +152,7 @@ def _undisturbed() -> Iterator[None]:
         os.environ.update(removed)
 
 
-def _without_tests(paper: Paper, problem: str) -> ExerciseResult:
+def _without_tests(paper: Paper, problem: str, snapshot: Snapshot) -> ExerciseResult:
     """Every task failed, because there is nothing to run."""
     tasks = tuple(
         TaskResult(
@@ -150,4 +166,10 @@ def _without_tests(paper: Paper, problem: str) -> ExerciseResult:
         )
         for task in paper.tasks
     )
-    return ExerciseResult(paper.chapter.exercise_stem, str(paper.file), tasks, problem)
+    return ExerciseResult(
+        paper.chapter.exercise_stem,
+        str(paper.file),
+        tasks,
+        problem,
+        sha256=snapshot.sha256(paper.file),
+    )

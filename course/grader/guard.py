@@ -9,6 +9,7 @@ from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from pathlib import Path
+from types import FrameType
 
 from course.grader.instruments import COURSE
 
@@ -47,22 +48,49 @@ class ImportGuard(MetaPathFinder):
         files: Mapping[str, tuple[str, str]],
         refuses: Sequence[str],
         own_process: bool = True,
+        refused_to: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """own_process: no code but the learner's imports anything here."""
+        """own_process: no code but the learner's imports anything here.
+
+        refused_to: where several exercises meet, what each of them may not import;
+        then helpers may import what is refused to learner code.
+        """
         self._files = files  # module name -> (copy, original)
         self._refuses = refuses
         self._own_process = own_process
+        self._refused_to = {
+            files[name][1]: refused for name, refused in (refused_to or {}).items()
+        }
 
     def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
-        if reason := self.refusal(fullname):
+        refuses = self._refuses
+        if self._refused_to:
+            refuses = self._refused_to.get(self._importer(), ())
+        if reason := self.refusal(fullname, refuses):
             raise ImportError(reason, name=fullname)
         if fullname in self._files:
             loader = LearnerLoader(*self._files[fullname])
             return spec_from_loader(fullname, loader)
         return None
 
-    def refusal(self, fullname: str) -> str | None:
-        """Why this module may not be imported here; None if it may."""
+    def _importer(self) -> str:
+        """The learner's file whose code asks, be it through other modules; "" if none.
+
+        The innermost one: a file may be imported by another one, to which other
+        modules are refused.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename not in self._refused_to:
+            frame = frame.f_back
+        return frame.f_code.co_filename if frame else ""
+
+    def refusal(
+        self, fullname: str, refuses: Sequence[str] | None = None
+    ) -> str | None:
+        """Why this module may not be imported here; None if it may.
+
+        refuses: package modules, if not those of the exercise that is graded.
+        """
         if fullname.split(".")[0] in ANSWERS:
             return (
                 f"{fullname} is refused: an exercise is graded without the course's "
@@ -73,7 +101,7 @@ class ImportGuard(MetaPathFinder):
                 f"{fullname} is refused: it is the grader's own; "
                 "write the answer in your own file"
             )
-        for refused in self._refuses:
+        for refused in self._refuses if refuses is None else refuses:
             inside = fullname == refused or fullname.startswith(refused + ".")
             if inside and fullname not in NEVER_REFUSED:
                 return (

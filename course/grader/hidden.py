@@ -13,13 +13,16 @@ from inspect import signature
 from typing import Any
 
 from course.grader import codec
-from course.grader.codec import UnfitError
+from course.grader.codec import UnfitError, UnwantedError
 from course.grader.crossing import describe
 
 MAX_CALLBACKS = 50_000  # in one call of the learner's function
 MAX_SIZE = 200_000  # sum of the ints and lengths given to constructors in one call
 MAX_BLOCK_SIZE = 256  # of a table, whose slots are a list
 OURS = ("paged_attention.", "course.grader.helpers.")
+
+
+Reply = tuple[dict[str, Any], list[bytes]]  # a message and its blobs
 
 
 class TooManyCallbacksError(Exception):
@@ -33,6 +36,7 @@ class Hidden:
         self.kind = kind
         self.name = name  # of the class, as the learner sees it
         self.is_class = isinstance(kind, type)
+        # Without object, and the class itself last: it overrides what it inherits.
         bases = reversed(kind.__mro__[:-1]) if self.is_class else ()
         public = {
             name: value
@@ -60,7 +64,10 @@ class HiddenObjects:
         self.start_call()
 
     def start_call(self) -> None:
-        """Forget the objects that only an earlier call knew."""
+        """Forget the objects that only an earlier call knew.
+
+        Else a loop that makes pools would fill the grader's memory, call after call.
+        """
         self._callbacks = 0
         self._size = 0
         for number in self._objects.keys() - self._kept:
@@ -70,6 +77,7 @@ class HiddenObjects:
         """How a hidden class, function or object crosses; UnfitError for others."""
         if isinstance(value, Hidden):
             return {"hidden": self._kind_to_wire(value)}
+        # Anything else is a mistake of the test: nothing may leave the grader unawares.
         if not type(value).__module__.startswith(OURS):
             raise UnfitError(f"an object of type {type(value).__name__}")
         kind = self._kind_to_wire(Hidden(type(value), type(value).__name__))
@@ -86,16 +94,17 @@ class HiddenObjects:
             self._kept.add(body)
         return self._objects[body]
 
-    def answer(
-        self, message: dict[str, Any], blobs: memoryview
-    ) -> tuple[dict[str, Any], list[bytes]]:
+    def answer(self, message: dict[str, Any], blobs: memoryview) -> Reply:
         """The reply to one callback; an error that it raises crosses by name."""
         self._callbacks += 1
         if self._callbacks > MAX_CALLBACKS:
             raise TooManyCallbacksError
         reader = codec.Reader(blobs, lambda *wire: self.unwire(*wire, keep=False))
-        args = [reader.decode(arg) for arg in message["args"]]
-        kwargs = {name: reader.decode(arg) for name, arg in message["kwargs"].items()}
+        try:
+            args = [reader.decode(arg) for arg in message["args"]]
+            kwargs = {key: reader.decode(arg) for key, arg in message["kwargs"].items()}
+        except UnwantedError as error:
+            return _refusal(message, error)
         out: list[bytes] = []
         self.serving = True
         try:
@@ -107,11 +116,12 @@ class HiddenObjects:
         try:
             encoded = codec.encode(value, out, lambda each: self.wire(each, keep=False))
         except UnfitError as error:  # it asked for something that it was not promised
-            refusal = TypeError(f"{message['name']} cannot be used here: {error}")
-            return {"raised": describe(refusal, {})}, []
+            return _refusal(message, error)
         return {"value": encoded}, out
 
     def _do(self, message: dict[str, Any], args: list, kwargs: dict) -> object:
+        # Learner code may have written this message itself, so each part is looked up
+        # among what it was given; nothing private can be reached by name.
         callback, name = message["callback"], message["name"]
         if callback == "apply":
             return self._kinds[message["of"]].kind(*args, **kwargs)
@@ -162,8 +172,15 @@ class HiddenObjects:
 
     def _number_of(self, value: object) -> int:
         number = self._numbers.get(id(value))
+        # The id stays its own as long as _objects keeps the object alive.
         if number is None:
             number = self._numbers[id(value)] = self._next_number
             self._objects[number] = value
             self._next_number += 1
         return number
+
+
+def _refusal(message: dict[str, Any], error: UnfitError) -> Reply:
+    """What the learner's code gets for a callback whose values cannot cross."""
+    refusal = TypeError(f"{message['name']} cannot be used here: {error}")
+    return {"raised": describe(refusal, {})}, []

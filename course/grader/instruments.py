@@ -18,7 +18,7 @@ from typing import Any
 
 COURSE = "course"
 ROOT = Path(__file__).resolve().parents[2]
-READ_AHEAD = ("interleave.py", "grader/helpers/ex*.py")
+READ_AHEAD = ("interleave.py", "grader/helpers/ex*.py", "grader/helpers/kernels.py")
 
 # What helpers and course.interleave import. In a copy of a module another name can be
 # bound without effect; what hangs deeper, such as a method of Thread, cannot be kept.
@@ -29,6 +29,7 @@ KEPT = (
     "functools",
     "gc",
     "itertools",
+    "json",
     "linecache",
     "math",
     "os",
@@ -48,6 +49,10 @@ class Instruments:
         self._builtins = vars(builtins) | {"__import__": self._import}
         self._code: dict[str, CodeType] = {}
         self._modules: dict[str, ModuleType] = {}
+
+    def keep(self, module: ModuleType) -> None:
+        """Let helpers import this very module, which the warm process has set up."""
+        self._kept[module.__name__] = module
 
     def read_ahead(self) -> None:
         """Read all code that helpers may run, before any learner code runs."""
@@ -89,10 +94,10 @@ class Instruments:
         level: int = 0,
     ) -> ModuleType:
         """What `import` does in a helper."""
-        if name.startswith(f"{COURSE}."):
-            return self._module(name)
         if name in self._kept:
             return self._kept[name]
+        if name.startswith(f"{COURSE}."):
+            return self._module(name)
         return __import__(name, globals, locals, fromlist or (), level)
 
 

@@ -1,8 +1,8 @@
 """What a worker leaves: processes, which are ended, and files, which are removed."""
 
 import os
-import shutil
 import signal
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,29 +48,30 @@ def children_of(pid: int | str) -> list[int]:
 def clear(folder: Path, elsewhere: Path) -> None:
     """Empty a worker's folder after its end, whatever it made of it.
 
-    What cannot be removed, such as folders nested a thousand deep, goes elsewhere: the
-    next worker must not answer for it.
+    What cannot be removed stays elsewhere, which lies on the same disk: the next worker
+    must not answer for it.
     """
-    with suppress(OSError):
-        folder.chmod(0o700)
-        for left in folder.iterdir():
-            try:
-                _remove(left)
-            except (OSError, RecursionError):
+    # Folders that are nested a thousand deep have no path that the system would take.
+    # So each is moved elsewhere before it is looked into: no path gets long, nothing
+    # recurses, and none has to be kept open.
+    folders = [str(folder)]
+    for inside in folders:  # which grows as they are found
+        with suppress(OSError):
+            os.chmod(inside, 0o700)
+            for entry in list(os.scandir(inside)):
                 with suppress(OSError):
-                    left.rename(elsewhere / f"left by {left.name}")
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(_move(entry.path, elsewhere))
+                    else:
+                        os.unlink(entry.path)
+    for emptied in folders[1:]:
+        with suppress(OSError):
+            os.rmdir(emptied)
 
 
-def _remove(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-        return
-    try:
-        shutil.rmtree(path)
-    except PermissionError:
-        path.chmod(0o700)
-        for parent, names, _ in os.walk(path):
-            for name in names:
-                if not os.path.islink(inner := os.path.join(parent, name)):
-                    os.chmod(inner, 0o700)
-        shutil.rmtree(path)
+def _move(folder: str, elsewhere: Path) -> str:
+    """Give a folder a short path; it takes the place of an empty one."""
+    os.chmod(folder, 0o700)  # its ".." changes, so it must be writable itself
+    target = tempfile.mkdtemp(dir=elsewhere)
+    os.rename(folder, target)
+    return target

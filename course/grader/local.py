@@ -14,7 +14,12 @@ class LocalLine:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._modules = list(order["files"])
-        self._guard = ImportGuard(order["files"], order["refuses"], own_process=False)
+        self._guard = ImportGuard(
+            order["files"],
+            order["refuses"],
+            own_process=False,
+            refused_to=order["refused_to"],
+        )
         self._worker = Worker(order, self._ask, keep_errors=True)
         self._answer: Answer | None = None
         self.forget_modules()

@@ -19,7 +19,7 @@ from course.grader.bench import Bench
 from course.grader.conversation import Conversation
 from course.grader.errors import GraderError
 from course.grader.explain import as_text, failure_of
-from course.grader.failures import CheckFailed
+from course.grader.failures import CheckFailed, NotVerified
 from course.grader.paper import Paper, paper_in
 from course.grader.proxy import Exercise
 from course.grader.warm import WarmPool
@@ -60,6 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "task(id): the task that a test decides")
+    config.addinivalue_line("markers", "kernels(mode): what becomes of Triton kernels")
     if EXAM in config.stash:  # course grade brought its own
         return
     manifest = load()
@@ -99,8 +100,13 @@ def exercise(request: pytest.FixtureRequest) -> Iterator[Exercise]:
     if not papers:
         raise GraderError(f"{request.path.name} belongs to no exercise of the manifest")
     paper = getattr(request, "param", papers[0])
-    with exam.bench.open(paper) as conversation:
+    mark = request.node.get_closest_marker("kernels")
+    mode = mark.args[0] if mark else ""
+    if reason := exam.bench.cannot_run(paper, mode):
+        raise NotVerified(reason)
+    with exam.bench.open(paper, mode) as conversation:
         request.node.stash[CONVERSATION] = conversation
+        conversation.mode = mode
         exam.bench.load(paper, conversation)
         yield conversation.exercise
         conversation.finish()

@@ -37,6 +37,7 @@ class TaskResult:
     num_tests: int
     num_not_verified: int = 0
     failure: Failure | None = None
+    not_verified: str = ""  # why those could not run here, the first reason
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class ExerciseResult:
     tasks: tuple[TaskResult, ...]
     problem: str | None = None
     printed: str = ""
+    sha256: str = ""  # of the bytes that were graded; "" if there were none
 
     @property
     def points(self) -> int:

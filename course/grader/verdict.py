@@ -36,6 +36,7 @@ class Score:
 
     tests: dict[str, str] = field(default_factory=dict)  # node id -> how far it came
     failure: Failure | None = None
+    not_verified: str = ""  # why a test could not run
 
     def count(self, state: str) -> int:
         return list(self.tests.values()).count(state)
@@ -48,6 +49,7 @@ class Verdict:
         self._exam = exam
         self._scores: dict[tuple[Paper, str], Score] = {}
         self._score_of: dict[str, Score] = {}  # by node id
+        self._is_retry = False
         self.error: GraderError | None = None
 
     @pytest.hookimpl(tryfirst=True)
@@ -81,6 +83,27 @@ class Verdict:
             raise TaskDecided
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[object]:
+        """Run a test once more that failed with the process that forks workers.
+
+        Somebody may have ended that one from outside, or the system, short of memory.
+        Where no walls hold, learner code can do so, too; then it does it again.
+        """
+        lost = self._exam.bench.num_lost
+        done = yield
+        score = self._score_of[item.nodeid]
+        is_lost = self._exam.bench.num_lost > lost
+        if is_lost and score.tests[item.nodeid] == "failed" and not self._is_retry:
+            score.tests[item.nodeid], score.failure = "collected", None
+            self._exam.bench.try_again(_address(item)[0])
+            self._is_retry = True
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            self._is_retry = False
+        return done
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Iterator[None]:
@@ -101,6 +124,7 @@ class Verdict:
             score.tests[item.nodeid] = "not run"
         elif isinstance(error, NotVerified):
             score.tests[item.nodeid] = "not verified"
+            score.not_verified = score.not_verified or str(error)
         elif isinstance(error, pytest.skip.Exception):
             self._stop(GraderError(f"{item.name} skips itself; see not_verified()"))
         else:
@@ -120,8 +144,9 @@ class Verdict:
         """The paper's marks, once the session is over."""
         tasks = tuple(self._task_result(paper, task) for task in paper.tasks)
         problem, printed = self._exam.bench.load_problem(paper)
-        stem = paper.chapter.exercise_stem
-        return ExerciseResult(stem, str(paper.file), tasks, problem, printed)
+        stem, file = paper.chapter.exercise_stem, paper.file
+        digest = self._exam.bench.snapshot.sha256(file)
+        return ExerciseResult(stem, str(file), tasks, problem, printed, digest)
 
     def _task_result(self, paper: Paper, task: Task) -> TaskResult:
         score = self._scores.get((paper, task.id), Score())
@@ -142,6 +167,7 @@ class Verdict:
             len(score.tests),
             unverified,
             score.failure,
+            score.not_verified,
         )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from course.grader.watch import Watch
 from course.manifest import ROOT
 
 MEMORY = 1 << 30  # bytes that a worker may use beyond what the warm process has
+GPU_MEMORY = 16 << 30  # CUDA maps a lot of it on the host
 READY_SECONDS = 60.0  # import torch on a busy or cold machine
 ORDER_SECONDS = 10.0
 MAX_PRINTED = 4_000  # bytes of a worker's output that are kept
@@ -62,27 +63,38 @@ class WorkerProcess:
 class WarmProcess:
     """A `python -I` that has imported `preload`; at most one worker at a time."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    def __init__(self, preload: Sequence[str], mode: str = "") -> None:
+        """mode: what becomes of kernels, if it preloads Triton (see triton_inside)."""
         self._preload = list(preload)
+        self._mode = (mode or "interpret") if "triton" in preload else ""
         self.folder = Path(tempfile.mkdtemp(prefix="course-grader-", dir=BASE))
         self._work = self.folder / "work"  # all that workers may write to
         self._work.mkdir()
         self._walls: list[str] = []
-        self._start()
+        self.num_lost = 0  # workers that ended because this process did
+        try:
+            self._start()
+        except BaseException:  # Ctrl-C: nobody has this object yet, to close it
+            self._remove_folder()
+            raise
 
     def _start(self) -> None:
         """Start without waiting: its imports run beside the grader's."""
+        # Orders and replies go over this pair. That the grader's end is closed, also by
+        # its death, is the order to end: so no warm process outlives a grader.
         self._control, theirs = socket.socketpair()
         config = {
             "control": theirs.fileno(),
             "root": str(ROOT),
             "preload": self._preload,
             "folder": str(self._work),
-            "memory": MEMORY,
+            "memory": GPU_MEMORY if self._mode == "gpu" else MEMORY,
+            "mode": self._mode,
             "layers": isolation.LAYERS,
         }
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        if "triton" in self._preload:
+        environment.pop("TRITON_INTERPRET", None)
+        if self._mode == "interpret":
             environment["TRITON_INTERPRET"] = "1"
         with (self.folder / "warm.txt").open("wb") as log:
             self._process = subprocess.Popen(
@@ -93,7 +105,7 @@ class WarmProcess:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 cwd=self.folder,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C is the grader's alone to handle
             )
         theirs.close()
         self._ready = False
@@ -117,27 +129,39 @@ class WarmProcess:
         if reply["alone"]:  # process 1 of the namespace, which it waits for
             with suppress(OSError, ValueError):
                 (parent,) = leftovers.children_of(parent)
-        self.watch = Watch(parent, self._work, MEMORY)
+        memory = GPU_MEMORY if self._mode == "gpu" else MEMORY
+        self.watch = Watch(parent, self._work, memory)
         self._ready = True
 
-    def fork(self, files: Mapping[str, Path], order: dict[str, Any]) -> WorkerProcess:
-        """A worker in a clean folder that holds copies of files and nothing else."""
+    def fork(
+        self, files: Mapping[str, tuple[Path, bytes]], order: dict[str, Any]
+    ) -> WorkerProcess:
+        """A worker in a clean folder that holds copies of files and nothing else.
+
+        files: module name -> the learner's path, and the bytes that are graded.
+        """
         if self._process.poll() is not None:
             self._restart()
         self._wait_until_ready()
         # A worker may have changed what it was allowed to, so nothing is taken for
         # granted: the folder's name is drawn, and its output lies out of its reach.
+        self._work.mkdir(parents=True, exist_ok=True)
         self._work.chmod(0o700)
         folder = Path(tempfile.mkdtemp(dir=self._work))
         copies = {}
-        for name, original in files.items():
+        for name, (original, data) in files.items():
             copy = folder / f"{name}.py"
-            copy.write_bytes(original.read_bytes())
+            copy.write_bytes(data)
             copies[name] = [str(copy), str(original)]
         order = {"do": "fork", "folder": str(folder), "files": copies, **order}
+        # What the worker prints goes to a file and not to a pipe: nobody has to read it
+        # while a call runs, and a worker that prints without end fills no memory.
         descriptor, output = tempfile.mkstemp(dir=self.folder)
+        # To append, so that a worker and its children do not write over each other.
         sink = os.open(output, os.O_WRONLY | os.O_APPEND)
         os.close(descriptor)
+        # The pair over which calls go (channel.py). The warm process hands one end on
+        # to the worker and keeps none, so the line closes when the worker ends.
         ours, theirs = socket.socketpair()
         descriptors = [theirs.fileno(), sink]
         try:
@@ -165,6 +189,7 @@ class WarmProcess:
             worker.status = int(self._order({"do": "reap", "wait": wait})["status"])
         except WarmProcessLostError:
             self._kill()
+            self.num_lost += 1
             worker.status = signal.SIGKILL
         worker.wire.close()  # only now: on a closed line it would end by itself
         with suppress(OSError):
@@ -200,6 +225,7 @@ class WarmProcess:
         self._start()
 
     def _kill(self) -> None:
+        # The group first: it holds what the warm process has started, itself included.
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
@@ -208,27 +234,45 @@ class WarmProcess:
             self._process.wait(ORDER_SECONDS)
         self._control.close()
 
+    def kill(self) -> None:
+        """End it at once; close() has still to follow."""
+        self._kill()
+
     def close(self) -> None:
         """End it, see it gone, and remove its folder."""
         self._control.close()  # it takes this as the order to end
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ORDER_SECONDS)
         self._kill()
-        with suppress(RecursionError):  # learner code may nest folders without end
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        leftovers.clear(self.folder, self.folder)
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def missing_module(preload: Sequence[str]) -> str | None:
+    """The first of these modules that is not installed."""
+    return next((name for name in preload if find_spec(name) is None), None)
 
 
 class WarmPool:
-    """One warm process per set of preloaded modules."""
+    """One warm process per set of preloaded modules, and mode of kernels."""
 
     def __init__(self) -> None:
-        self._processes: dict[tuple[str, ...], WarmProcess] = {}
+        self._processes: dict[tuple[tuple[str, ...], str], WarmProcess] = {}
 
-    def process(self, preload: tuple[str, ...]) -> WarmProcess:
+    def process(self, preload: tuple[str, ...], mode: str = "") -> WarmProcess:
         """The process that has these modules; started now if it is not there."""
-        if preload not in self._processes:
-            self._processes[preload] = WarmProcess(preload)
-        return self._processes[preload]
+        if (preload, mode) not in self._processes:
+            self._processes[preload, mode] = WarmProcess(preload, mode)
+        return self._processes[preload, mode]
+
+    @property
+    def num_lost(self) -> int:
+        """How many workers ended because their warm process did."""
+        return sum(process.num_lost for process in self._processes.values())
 
     @property
     def walls(self) -> list[str]:
@@ -236,6 +280,10 @@ class WarmPool:
         lists = [process.walls for process in self._processes.values()]
         first = lists[0] if lists else []
         return [wall for wall in first if all(wall in each for each in lists)]
+
+    def kill(self) -> None:
+        for process in self._processes.values():
+            process.kill()
 
     def close(self) -> None:
         while self._processes:

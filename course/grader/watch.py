@@ -107,8 +107,8 @@ def _size(folder: Path) -> int | None:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     size += entry.stat(follow_symlinks=False).st_size
-        except PermissionError:
-            return None
-        except OSError:  # it has just been removed
+        except (FileNotFoundError, NotADirectoryError):  # it has just been removed
             continue
+        except OSError:  # closed, or nested so deep that it has no usable path
+            return None
     return size

@@ -14,11 +14,13 @@ An order names the work:
     module   name of the exercise's module, like ex04_free_list
     files    module name -> [copy in folder, the learner's own path], `needs` included
     refuses  package modules that would be the answer
+    refused_to  the same for each file, if there are several; else empty
     classes  names of the exercise's classes: their objects cross as handles
     cpu      the processor to stay on, the grader's; or None
 """
 
 import importlib
+import linecache
 import os
 import socket
 import sys
@@ -65,6 +67,10 @@ class Worker:
             original: Path(copy).read_text(encoding="utf-8", errors="replace")
             for copy, original in order["files"].values()
         }
+        for name, text in self._sources.items():
+            # Triton reads kernels from their file, which may have changed since.
+            lines = text.splitlines(keepends=True)
+            linecache.cache[name] = len(text), None, lines, name
         self._objects: list[object] = []
         self._given = Given(self._ask_grader)
         self._keep_errors = keep_errors
@@ -88,7 +94,7 @@ class Worker:
             self.last_error = error if self._keep_errors else None
             if words := words_for_leaving(error):
                 return {"left": words}, []
-            assert isinstance(error, Exception)
+            assert isinstance(error, Exception)  # words_for_leaving has the others
             return {"raised": describe_learners(error, self._sources)}, []
 
     def _do(self, message: Message, reader: codec.Reader, out: list[bytes]) -> Any:
@@ -101,6 +107,7 @@ class Worker:
             return None
         if kind == "end":
             return None
+        # A property, an attribute or a variable of the module.
         if kind == "get":
             found = self._find(message["of"], message["name"])
             return codec.encode(found, out, self._to_wire)
@@ -115,7 +122,9 @@ class Worker:
         return codec.encode(result, out, self._to_wire)
 
     def _find(self, of: Any, name: str) -> Any:
+        # of: the number of an object, the name of a class, or None for the module.
         if type(of) is int:
+            # Its AttributeError is the learner's own error, and is told as such.
             return getattr(self._objects[of], name)
         owner = self.module if of is None else self._find(None, of)
         try:
@@ -125,11 +134,13 @@ class Worker:
             raise MissingError(f"{where} does not define {name}") from None
 
     def _handle(self, value: object, name: str) -> Message:
+        # Kept alive and known by number, so that a test can call its methods later. The
+        # same object may get several numbers; identity is never compared over there.
         self._objects.append(value)
         return {"handle": [len(self._objects) - 1, name]}
 
     def _to_wire(self, value: object) -> Message:
-        if isinstance(value, GivenObject):
+        if isinstance(value, GivenObject):  # comes home
             return {"given": value._number}
         for name in self._order["classes"]:
             kind = getattr(self.module, name, None)
@@ -169,6 +180,7 @@ class Worker:
             }
         except UnfitError as error:
             raise TypeError(f"{name or 'it'} was given {error}") from None
+        # The grader serves this inside of the request that it waits for (channel.py).
         reply, blobs = self._ask(message, out)
         if "raised" in reply:
             raise rebuild(reply["raised"])
@@ -194,8 +206,10 @@ def _set_up(order: Message, output: int) -> None:
     if order["cpu"] is not None:
         with suppress(OSError):
             os.sched_setaffinity(0, {order["cpu"]})
+    # A group of its own, by which it and its children can be killed together.
     os.setsid()
     isolation.die_with_parent()
+    # Both streams, and what C code or child processes print, go to the output file.
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -203,9 +217,13 @@ def _set_up(order: Message, output: int) -> None:
     sys.stderr = sys.stdout
     os.chdir(order["folder"])
     os.environ["TMPDIR"] = tempfile.tempdir = order["folder"]
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(order["folder"], ".triton")
+    # The learner's copies are found by the guard; the folder is for what they write.
     sys.path.insert(0, order["folder"])
     sys.argv = [order["files"][order["module"]][1]]
-    guard = ImportGuard(order["files"], order["refuses"])
+    guard = ImportGuard(
+        order["files"], order["refuses"], refused_to=order["refused_to"]
+    )
     guard.forget_refused()
     sys.meta_path.insert(0, guard)
 
@@ -216,7 +234,7 @@ def _serve(order: Message, instruments: Instruments, wire: socket.socket) -> Non
     def ask(message: Message, blobs: list[bytes]) -> tuple[Message, memoryview]:
         wire.sendall(codec.pack(number, message, blobs))
         frame = _receive(wire)
-        if frame is None:
+        if frame is None:  # the grader hung up in the middle of a call
             os._exit(0)
         return codec.unpack(frame)[1:]
 
@@ -224,6 +242,7 @@ def _serve(order: Message, instruments: Instruments, wire: socket.socket) -> Non
     while (frame := _receive(wire)) is not None:
         number, message, blobs = codec.unpack(frame)
         reply, out = worker.answer(message, blobs)
+        # A value may fit by itself and be too large for a frame.
         try:
             packed = codec.pack(number, reply, out)
         except (UnfitError, ValueError) as error:

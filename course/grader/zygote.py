@@ -29,6 +29,7 @@ def main() -> None:
     """Entry point; the grader passes one JSON argument (see warm.py)."""
     config = json.loads(sys.argv[2])
     control = socket.socket(fileno=config["control"])
+    # Ctrl-C reaches the grader, which then closes the control line.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # First of all: it must happen before any import starts a thread.
     alone = isolation.NAMESPACES in config["layers"] and isolation.enter_namespaces()
@@ -40,13 +41,36 @@ def main() -> None:
         sys.modules["torch"].set_num_threads(1)
     instruments = Instruments()
     instruments.read_ahead()
-    walls = _build_walls(config, alone)
+    for name in config["preload"]:
+        # Whole parts of the package, for helpers: what they are made of is refused to
+        # learner code, and forgotten.
+        if name.startswith("paged_attention."):
+            instruments.keep(sys.modules[name])
+    kernels = _watch_kernels(config["mode"], instruments)
+    walls = _build_walls(config, alone) + kernels
     _hide_course()
     gc.collect()
     gc.freeze()  # forked workers then share these pages for good
     _reply(control, {"walls": walls, "alone": alone})
     _serve(control, alone, instruments)
     os._exit(0)  # at once; there is nothing to finalize
+
+
+def _watch_kernels(mode: str, instruments: Instruments) -> list[str]:
+    """Install the watch over Triton kernels; what it sees, in words."""
+    if not mode:
+        return []
+    inside = importlib.import_module(f"{COURSE}.grader.triton_inside")
+    instruments.keep(inside)
+    watch = inside.install(mode)
+    if mode == "compile":
+        instruments.keep(importlib.import_module(f"{COURSE}.grader.ahead"))
+    if watch.lost:
+        reason = f"stores beside a tensor are seen, other accesses not ({watch.lost})"
+        return [f"Triton kernels, {mode}: {reason}"]
+    if mode == "interpret":
+        return ["Triton kernels: each access is checked against the launch's tensors"]
+    return []
 
 
 def _hide_course() -> None:
@@ -56,6 +80,7 @@ def _hide_course() -> None:
 
 
 def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
+    # What is built here cannot be taken down again, and passes on to every worker.
     walls = ["a process of its own, ended at its deadline"]
     if alone:
         isolation.limit_processes()
@@ -76,7 +101,7 @@ def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
 
 
 def _serve(control: socket.socket, alone: bool, instruments: Instruments) -> None:
-    pid = 0
+    pid = 0  # the last worker; there is at most one, for each is reaped before the next
     while True:
         line, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not line:  # the grader is gone, or done
@@ -87,8 +112,10 @@ def _serve(control: socket.socket, alone: bool, instruments: Instruments) -> Non
         if order["do"] == "fork":
             pid = os.fork()
             if pid == 0:
+                # Learner code must not be able to give orders.
                 control.close()
                 worker.run(order, instruments, *descriptors)
+            # Kept open here, they would hide from the grader that the worker hung up.
             for descriptor in descriptors:
                 os.close(descriptor)
             _reply(control, {"pid": pid})

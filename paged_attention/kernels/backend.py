@@ -35,7 +35,7 @@ def attend(
     with on_device:
         if query_start_loc is not None:
             return prefill(*batch, query_start_loc, scale, window)
-        num_splits = _num_splits(query, key_cache, block_tables, window)
+        num_splits = num_splits_for(query, key_cache, block_tables, window)
         if num_splits == 1:
             return decode(*batch, scale, window)
         return split_decode(*batch, scale, window, num_splits)
@@ -63,7 +63,7 @@ def check_can_run(query: Tensor) -> None:
     )
 
 
-def _num_splits(
+def num_splits_for(
     query: Tensor, key_cache: Tensor, block_tables: Tensor, window: int | None
 ) -> int:
     """From sizes alone: lengths on a GPU are not read back to choose."""

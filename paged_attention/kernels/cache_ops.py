@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_attention.kernels.launch import Launch, cache_arguments, strides
+from paged_attention.kernels.launch import Launch, alignment, cache_arguments, strides
 
 
 @triton.jit
@@ -17,58 +17,41 @@ def write_kv_kernel(
     key_ptr,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_ptr,
     slots_ptr,  # [num_tokens]   int64; -1 skips the token
-    new_key_stride_token,
-    new_key_stride_head,
-    new_key_stride_dim,
-    new_value_stride_token,
-    new_value_stride_head,
-    new_value_stride_dim,
-    key_stride_block,
-    key_stride_slot,
-    key_stride_head,
-    key_stride_dim,
-    value_stride_block,
-    value_stride_slot,
-    value_stride_head,
-    value_stride_dim,
+    new_key_stride_token, new_key_stride_head, new_key_stride_dim,
+    new_value_stride_token, new_value_stride_head, new_value_stride_dim,
+    key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+    value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
     slots_stride,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_HEADS: tl.constexpr,
-    TILE_DIM: tl.constexpr,
-):
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """Program (i, j): TILE_HEADS KV heads of token i."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token * slots_stride).to(tl.int64)
     if slot < 0:
         return
+    # In 64 bits: a block_id times a stride can pass 2**31.
     block_id, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)[:, None]
     dim = tl.arange(0, TILE_DIM)[None, :]
+    # A tile's sides are powers of two; what the cache doesn't have is masked.
     mask = (head < NUM_KV_HEADS) & (dim < HEAD_DIM)
-    key = tl.load(
-        new_key_ptr
-        + token * new_key_stride_token
-        + head * new_key_stride_head
-        + dim * new_key_stride_dim,
-        mask=mask,
-        other=0.0,
-    )
-    key_row = block_id * key_stride_block + offset * key_stride_slot
-    place = key_ptr + key_row + head * key_stride_head + dim * key_stride_dim
-    tl.store(place, key, mask=mask)
-    value = tl.load(
-        new_value_ptr
-        + token * new_value_stride_token
-        + head * new_value_stride_head
-        + dim * new_value_stride_dim,
-        mask=mask,
-        other=0.0,
-    )
-    value_row = block_id * value_stride_block + offset * value_stride_slot
-    place = value_ptr + value_row + head * value_stride_head + dim * value_stride_dim
-    tl.store(place, value, mask=mask)
+
+    # multiple_of computes nothing: it lets a thread load many numbers at once.
+    row = token * new_key_stride_token + head * new_key_stride_head
+    place = tl.multiple_of(row, [ALIGN, ALIGN]) + dim * new_key_stride_dim
+    key = tl.load(new_key_ptr + place, mask=mask, other=0.0)
+    row = block_id * key_stride_block + offset * key_stride_slot
+    row = tl.multiple_of(row + head * key_stride_head, [ALIGN, ALIGN])
+    tl.store(key_ptr + row + dim * key_stride_dim, key, mask=mask)
+
+    # The values have strides of their own: they may be a view of something else.
+    row = token * new_value_stride_token + head * new_value_stride_head
+    place = tl.multiple_of(row, [ALIGN, ALIGN]) + dim * new_value_stride_dim
+    value = tl.load(new_value_ptr + place, mask=mask, other=0.0)
+    row = block_id * value_stride_block + offset * value_stride_slot
+    row = tl.multiple_of(row + head * value_stride_head, [ALIGN, ALIGN])
+    tl.store(value_ptr + row + dim * value_stride_dim, value, mask=mask)
 
 
 @triton.jit
@@ -76,19 +59,11 @@ def copy_blocks_kernel(
     key_ptr,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_ptr,
     pairs_ptr,  # [num_pairs, 2]   int64, contiguous: source, destination
-    key_stride_block,
-    key_stride_slot,
-    key_stride_head,
-    key_stride_dim,
-    value_stride_block,
-    value_stride_slot,
-    value_stride_head,
-    value_stride_dim,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TILE_HEADS: tl.constexpr,
-    TILE_DIM: tl.constexpr,
-):
+    key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+    value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TILE_HEADS: tl.constexpr, TILE_DIM: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """Program (i, j, k): slot j of pair i, TILE_HEADS of its KV heads."""
     pair = tl.program_id(0).to(tl.int64)
     offset = tl.program_id(1)
@@ -97,12 +72,16 @@ def copy_blocks_kernel(
     head = tl.program_id(2) * TILE_HEADS + tl.arange(0, TILE_HEADS)[:, None]
     dim = tl.arange(0, TILE_DIM)[None, :]
     mask = (head < NUM_KV_HEADS) & (dim < HEAD_DIM)
-    place = offset * key_stride_slot + head * key_stride_head + dim * key_stride_dim
+
+    # The place within a block is the same in both blocks, so one offset serves twice.
+    # multiple_of computes nothing: it lets a thread load many numbers at once.
+    row = offset * key_stride_slot + head * key_stride_head
+    place = tl.multiple_of(row, [ALIGN, ALIGN]) + dim * key_stride_dim
     key = tl.load(key_ptr + source * key_stride_block + place, mask=mask, other=0.0)
     tl.store(key_ptr + destination * key_stride_block + place, key, mask=mask)
-    place = (
-        offset * value_stride_slot + head * value_stride_head + dim * value_stride_dim
-    )
+
+    row = offset * value_stride_slot + head * value_stride_head
+    place = tl.multiple_of(row, [ALIGN, ALIGN]) + dim * value_stride_dim
     value = tl.load(
         value_ptr + source * value_stride_block + place, mask=mask, other=0.0
     )
@@ -143,6 +122,7 @@ def write_kv_launch(
             "slots_ptr": slot_mapping,
             **strides("slots", slot_mapping, ""),
             "BLOCK_SIZE": key_cache.shape[1],
+            "ALIGN": alignment(key, value, key_cache, value_cache),
             **tiles,
         },
         num_warps=_num_warps(tiles, key_cache),
@@ -168,7 +148,12 @@ def copy_blocks_launch(key_cache: Tensor, value_cache: Tensor, pairs: Tensor) ->
     return Launch(
         copy_blocks_kernel,
         (len(pairs), block_size, triton.cdiv(num_kv_heads, tiles["TILE_HEADS"])),
-        {**cache_arguments(key_cache, value_cache), "pairs_ptr": pairs, **tiles},
+        {
+            **cache_arguments(key_cache, value_cache),
+            "pairs_ptr": pairs,
+            "ALIGN": alignment(key_cache, value_cache),
+            **tiles,
+        },
         num_warps=_num_warps(tiles, key_cache),
     )
 
@@ -192,15 +177,18 @@ def waves(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 def _tiles(cache: Tensor) -> dict[str, int]:
+    """A tile is at most 4096 numbers, and at least 16 bytes for each of the 64 threads
+    in a warp of AMD's (NVIDIA has 32): a token smaller than that is padded with heads
+    that do not exist, so that the others are moved in loads of full width."""
     num_kv_heads, head_dim = cache.shape[2:]
     tile_dim = triton.next_power_of_2(head_dim)
+    at_least = max(1, 64 * 16 // (tile_dim * cache.element_size()))
+    tile_heads = max(at_least, triton.next_power_of_2(num_kv_heads))
     return {
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
         "TILE_DIM": tile_dim,
-        "TILE_HEADS": min(
-            triton.next_power_of_2(num_kv_heads), max(1, 4096 // tile_dim)
-        ),
+        "TILE_HEADS": min(tile_heads, max(1, 4096 // tile_dim)),
     }
 
 

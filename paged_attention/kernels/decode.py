@@ -17,6 +17,7 @@ from torch import Tensor
 from paged_attention.kernels.launch import (
     MAX_TILE_ROWS,
     Launch,
+    alignment,
     batch_arguments,
     cache_arguments,
     compute_dtype,
@@ -27,69 +28,129 @@ from paged_attention.kernels.launch import (
 )
 
 
+# The programs of one launch differ in program_id alone. From it each finds its part.
 @triton.jit
-def attend_keys(
-    query,  # [rows, TILE_DIM]   COMPUTE; rows without a head are zeros
-    key_ptr,  # [num_blocks, block_size, head_dim]: moved to the KV head already
-    value_ptr,
-    table_ptr,  # [max_num_blocks]   int32 or int64: moved to the sequence already
-    first,  # positions first … stop - 1 are read
-    stop,
-    scale,  # times log2(e), since exp2 is what the hardware has
-    key_stride_block,
-    key_stride_slot,
-    key_stride_dim,
-    value_stride_block,
-    value_stride_slot,
-    value_stride_dim,
-    table_stride_block,
+def locate_heads(GROUP: tl.constexpr, TILE_GROUP: tl.constexpr):
+    """The KV head of this program, the query heads of its rows, which of them exist,
+    and how many there are in all."""
+    # A group larger than a tile is shared by several programs.
+    tiles_per_group: tl.constexpr = (GROUP + TILE_GROUP - 1) // TILE_GROUP
+    kv_head = (tl.program_id(1) // tiles_per_group).to(tl.int64)
+    first = (tl.program_id(1) % tiles_per_group) * TILE_GROUP
+    in_group = first + tl.arange(0, TILE_GROUP)
+    num_heads = (tl.num_programs(1) // tiles_per_group) * GROUP
+    return kv_head, kv_head * GROUP + in_group, in_group < GROUP, num_heads
+
+
+@triton.jit
+def load_rows(
+    ptr,
+    row,  # [rows]   where each begins, in numbers from ptr
+    is_row,  # [rows]   only these are read
+    stride_dim,
     HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
     TILE_DIM: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The running softmax: (sum of values [rows, TILE_DIM], largest score, total)."""
+    """[rows, TILE_DIM]   COMPUTE; zeros where there is no row, or no such number."""
     dim = tl.arange(0, TILE_DIM)
-    is_dim = dim < HEAD_DIM
+    return tl.load(
+        ptr + row[:, None] + dim[None, :] * stride_dim,
+        mask=is_row[:, None] & (dim < HEAD_DIM)[None, :],
+        other=0.0,  # a weight of 0 times NaN would be NaN
+    ).to(COMPUTE)
+
+
+@triton.jit
+def find_keys(
+    table_ptr, position, is_key, table_stride_block, BLOCK_SIZE: tl.constexpr
+):
+    """The block of each position, and the place in it: the walk through the table."""
+    block_id = tl.load(
+        table_ptr + (position // BLOCK_SIZE) * table_stride_block,
+        mask=is_key,  # behind the last key the table may say anything
+        other=0,
+    )
+    # A block_id times a stride can pass 2**31.
+    return block_id.to(tl.int64), position % BLOCK_SIZE
+
+
+@triton.jit
+def load_keys_and_values(
+    key_ptr,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_ptr,
+    kv_head,  # int64
+    table_ptr,  # [max_num_blocks]   int32 or int64: moved to the sequence already
+    position,  # [keys]   in the sequence
+    is_key,  # [keys]   only these are read
+    key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+    value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
+    table_stride_block,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_DIM: tl.constexpr,
+    ALIGN: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys and one of values, [keys, TILE_DIM], from wherever they lie."""
+    block_id, offset = find_keys(
+        table_ptr, position, is_key, table_stride_block, BLOCK_SIZE
+    )
+    row = block_id * key_stride_block + offset * key_stride_slot
+    # multiple_of computes nothing. It lets the compiler load many numbers at once.
+    row = tl.multiple_of(row + kv_head * key_stride_head, ALIGN)
+    key = load_rows(key_ptr, row, is_key, key_stride_dim, HEAD_DIM, TILE_DIM, COMPUTE)
+    row = block_id * value_stride_block + offset * value_stride_slot
+    row = tl.multiple_of(row + kv_head * value_stride_head, ALIGN)
+    value = load_rows(
+        value_ptr, row, is_key, value_stride_dim, HEAD_DIM, TILE_DIM, COMPUTE
+    )
+    return key, value
+
+
+@triton.jit
+def add_tile(acc, largest, total, scores, value, COMPUTE: tl.constexpr):
+    """The running softmax with one tile more; a score of -inf is no key at all."""
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+    # A row that has seen no key yet: -inf - (-inf) would be NaN.
+    origin = tl.where(new_largest > float("-inf"), new_largest, 0.0)
+    # What was summed up against a smaller score is scaled down to the new one.
+    shrink = tl.exp2(largest - origin)
+    weights = tl.exp2(scores - origin[:, None])
+    total = total * shrink + tl.sum(weights, axis=1)
+    product = tl.dot(weights.to(COMPUTE), value, input_precision="ieee")
+    return acc * shrink[:, None] + product, new_largest, total
+
+
+@triton.jit
+def attend_keys(
+    query,  # [rows, TILE_DIM]   COMPUTE; rows without a head are zeros
+    key_ptr,  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_ptr,
+    kv_head,  # int64
+    table_ptr,  # [max_num_blocks]   int32 or int64: moved to the sequence already
+    first, stop,  # positions first … stop - 1 are read
+    scale,  # times log2(e), since exp2 is what the hardware has
+    key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+    value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
+    table_stride_block,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr,
+    TILE_DIM: tl.constexpr, ALIGN: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """The running softmax: (sum of values [rows, TILE_DIM], largest score, total)."""
     largest = tl.full([query.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     acc = tl.zeros([query.shape[0], TILE_DIM], tl.float32)
     for start in range(first, stop, TILE_KEYS):
         position = start + tl.arange(0, TILE_KEYS)
         is_key = position < stop
-        block_id = tl.load(
-            table_ptr + (position // BLOCK_SIZE) * table_stride_block,
-            mask=is_key,
-            other=0,
-        ).to(tl.int64)  # a block_id times a stride can pass 2**31
-        offset = position % BLOCK_SIZE
-        mask = is_key[:, None] & is_dim[None, :]
-
-        key_row = block_id * key_stride_block + offset * key_stride_slot
-        key = tl.load(
-            key_ptr + key_row[:, None] + dim[None, :] * key_stride_dim,
-            mask=mask,
-            other=0.0,
-        ).to(COMPUTE)
+        key, value = load_keys_and_values(
+            key_ptr, value_ptr, kv_head, table_ptr, position, is_key,
+            key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+            value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
+            table_stride_block, HEAD_DIM, BLOCK_SIZE, TILE_DIM, ALIGN, COMPUTE,
+        )  # fmt: skip
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        # A key that is not there was loaded as zeros, and 0 is a score like any other.
         scores = tl.where(is_key[None, :], scores, float("-inf"))
-
-        # At least one key of a tile is real, so the new largest is finite.
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        shrink = tl.exp2(largest - new_largest)
-        weights = tl.exp2(scores - new_largest[:, None])
-        total = total * shrink + tl.sum(weights, axis=1)
-        largest = new_largest
-
-        value_row = block_id * value_stride_block + offset * value_stride_slot
-        value = tl.load(
-            value_ptr + value_row[:, None] + dim[None, :] * value_stride_dim,
-            mask=mask,
-            other=0.0,  # a weight of 0 times NaN would be NaN
-        ).to(COMPUTE)
-        product = tl.dot(weights.to(COMPUTE), value, input_precision="ieee")
-        acc = acc * shrink[:, None] + product
+        acc, largest, total = add_tile(acc, largest, total, scores, value, COMPUTE)
     return acc, largest, total
 
 
@@ -102,76 +163,42 @@ def decode_kernel(
     value_ptr,
     tables_ptr,  # [num_seqs, max_num_blocks]   int32 or int64
     lens_ptr,  # [num_seqs]   int32 or int64
-    scale,
-    window,  # a number no sequence reaches, if there is none
-    query_stride_seq,
-    query_stride_head,
-    query_stride_dim,
-    key_stride_block,
-    key_stride_slot,
-    key_stride_head,
-    key_stride_dim,
-    value_stride_block,
-    value_stride_slot,
-    value_stride_head,
-    value_stride_dim,
-    tables_stride_seq,
-    tables_stride_block,
-    lens_stride,
+    scale, window,  # a number no sequence reaches, if there is no window
+    query_stride_seq, query_stride_head, query_stride_dim,
+    key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+    value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
+    tables_stride_seq, tables_stride_block, lens_stride,
     GROUP: tl.constexpr,  # query heads per KV head
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_GROUP: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
-    TILE_DIM: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE_GROUP: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_DIM: tl.constexpr,
+    ALIGN: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
     """Program (i, j): sequence i, and TILE_GROUP query heads of one KV head."""
     seq = tl.program_id(0).to(tl.int64)
-    tiles_per_group: tl.constexpr = (GROUP + TILE_GROUP - 1) // TILE_GROUP
-    kv_head = (tl.program_id(1) // tiles_per_group).to(tl.int64)
-    in_group = (tl.program_id(1) % tiles_per_group) * TILE_GROUP + tl.arange(
-        0, TILE_GROUP
+    kv_head, head, is_head, num_heads = locate_heads(GROUP, TILE_GROUP)
+    query_row = seq * query_stride_seq + head * query_stride_head
+    query_row = tl.multiple_of(query_row, ALIGN)
+    query = load_rows(
+        query_ptr, query_row, is_head, query_stride_dim, HEAD_DIM, TILE_DIM, COMPUTE
     )
-    head = kv_head * GROUP + in_group
-    dim = tl.arange(0, TILE_DIM)
-    mask = (in_group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    query = tl.load(
-        query_ptr
-        + seq * query_stride_seq
-        + head[:, None] * query_stride_head
-        + dim[None, :] * query_stride_dim,
-        mask=mask,
-        other=0.0,
-    ).to(COMPUTE)
-
     seq_len = tl.load(lens_ptr + seq * lens_stride).to(tl.int32)
     acc, _, total = attend_keys(
         query,
-        key_ptr + kv_head * key_stride_head,
-        value_ptr + kv_head * value_stride_head,
+        key_ptr, value_ptr, kv_head,
         tables_ptr + seq * tables_stride_seq,
-        tl.maximum(seq_len - window, 0),
-        seq_len,
+        tl.maximum(seq_len - window, 0), seq_len,  # what is before is never touched
         scale,
-        key_stride_block,
-        key_stride_slot,
-        key_stride_dim,
-        value_stride_block,
-        value_stride_slot,
-        value_stride_dim,
+        key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+        value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
         tables_stride_block,
-        HEAD_DIM,
-        BLOCK_SIZE,
-        TILE_KEYS,
-        TILE_DIM,
-        COMPUTE,
-    )
+        HEAD_DIM, BLOCK_SIZE, TILE_KEYS, TILE_DIM, ALIGN, COMPUTE,
+    )  # fmt: skip
     # An empty sequence has no total: zeros, not 0 / 0.
     result = acc / tl.where(total > 0, total, 1.0)[:, None]
-    num_heads = (tl.num_programs(1) // tiles_per_group) * GROUP
-    out = out_ptr + (seq * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
-    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=mask)
+    dim = tl.arange(0, TILE_DIM)
+    place = out_ptr + (seq * num_heads + head)[:, None] * HEAD_DIM + dim[None, :]
+    mask = is_head[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(place, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def decode(
@@ -216,6 +243,7 @@ def decode_launch(
             **batch_arguments(block_tables, seq_lens, scale, window),
             **tiles,
             "BLOCK_SIZE": key_cache.shape[1],
+            "ALIGN": alignment(query, key_cache, value_cache),
             "COMPUTE": compute_dtype(query.dtype, decode_kernel),
         },
         num_warps=num_warps(query.dtype),

@@ -4,6 +4,7 @@ A Launch is complete before anything runs, so that the very same one is interpre
 run on a GPU, or compiled for a GPU that is not there (`compile`).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ def compute_dtype(dtype: torch.dtype, kernel: object) -> tl.dtype:
 
 
 def tile_of(size: int) -> int:
-    """The smallest tile for this many rows or columns that tl.dot takes."""
+    """The tile for so many rows or columns: a tensor core takes 16 at a time."""
     return max(16, triton.next_power_of_2(size))
 
 
@@ -84,6 +85,18 @@ def strides(name: str, tensor: Tensor, *axes: str) -> dict[str, int]:
         f"{name}_stride{'_' if axis else ''}{axis}": stride
         for axis, stride in zip(axes, tensor.stride(), strict=True)
     }
+
+
+def alignment(*tensors: Tensor) -> int:
+    """The power of two, at most 16, that every stride but the last is a multiple of.
+
+    Triton itself knows of an argument only whether it is a multiple of 16. With heads
+    of 120 numbers their stride is one of 8, which is enough to load 16 bytes at once.
+    One odd stride makes all loads narrow.
+    """
+    return math.gcd(
+        16, *(stride for tensor in tensors for stride in tensor.stride()[:-1])
+    )
 
 
 def cache_arguments(key_cache: Tensor, value_cache: Tensor) -> dict[str, Any]:

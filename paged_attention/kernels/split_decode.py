@@ -13,9 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_attention.kernels.decode import attend_keys, head_tiles
+from paged_attention.kernels.decode import (
+    attend_keys,
+    head_tiles,
+    load_rows,
+    locate_heads,
+)
 from paged_attention.kernels.launch import (
     Launch,
+    alignment,
     batch_arguments,
     cache_arguments,
     compute_dtype,
@@ -39,50 +45,23 @@ def split_kernel(
     value_ptr,
     tables_ptr,  # [num_seqs, max_num_blocks]   int32 or int64
     lens_ptr,  # [num_seqs]   int32 or int64
-    scale,
-    window,
-    query_stride_seq,
-    query_stride_head,
-    query_stride_dim,
-    key_stride_block,
-    key_stride_slot,
-    key_stride_head,
-    key_stride_dim,
-    value_stride_block,
-    value_stride_slot,
-    value_stride_head,
-    value_stride_dim,
-    tables_stride_seq,
-    tables_stride_block,
-    lens_stride,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_GROUP: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
-    TILE_DIM: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
+    scale, window,
+    query_stride_seq, query_stride_head, query_stride_dim,
+    key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+    value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
+    tables_stride_seq, tables_stride_block, lens_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE_GROUP: tl.constexpr, TILE_KEYS: tl.constexpr, TILE_DIM: tl.constexpr,
+    ALIGN: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
     """Program (i, j, s): as program (i, j) of decode, for span s of the keys."""
     seq = tl.program_id(0).to(tl.int64)
-    tiles_per_group: tl.constexpr = (GROUP + TILE_GROUP - 1) // TILE_GROUP
-    kv_head = (tl.program_id(1) // tiles_per_group).to(tl.int64)
-    in_group = (tl.program_id(1) % tiles_per_group) * TILE_GROUP + tl.arange(
-        0, TILE_GROUP
+    kv_head, head, is_head, num_heads = locate_heads(GROUP, TILE_GROUP)
+    query_row = seq * query_stride_seq + head * query_stride_head
+    query_row = tl.multiple_of(query_row, ALIGN)
+    query = load_rows(
+        query_ptr, query_row, is_head, query_stride_dim, HEAD_DIM, TILE_DIM, COMPUTE
     )
-    head = kv_head * GROUP + in_group
-    is_head = in_group < GROUP
-    dim = tl.arange(0, TILE_DIM)
-    mask = is_head[:, None] & (dim < HEAD_DIM)[None, :]
-    query = tl.load(
-        query_ptr
-        + seq * query_stride_seq
-        + head[:, None] * query_stride_head
-        + dim[None, :] * query_stride_dim,
-        mask=mask,
-        other=0.0,
-    ).to(COMPUTE)
-
     # Spans are whole tiles, so that only the last one of all is ragged.
     split, num_splits = tl.program_id(2), tl.num_programs(2)
     seq_len = tl.load(lens_ptr + seq * lens_stride).to(tl.int32)
@@ -92,28 +71,19 @@ def split_kernel(
     first = first_of_all + split * span
     acc, largest, total = attend_keys(
         query,
-        key_ptr + kv_head * key_stride_head,
-        value_ptr + kv_head * value_stride_head,
+        key_ptr, value_ptr, kv_head,
         tables_ptr + seq * tables_stride_seq,
-        first,
-        tl.minimum(first + span, seq_len),
+        first, tl.minimum(first + span, seq_len),
         scale,
-        key_stride_block,
-        key_stride_slot,
-        key_stride_dim,
-        value_stride_block,
-        value_stride_slot,
-        value_stride_dim,
+        key_stride_block, key_stride_slot, key_stride_head, key_stride_dim,
+        value_stride_block, value_stride_slot, value_stride_head, value_stride_dim,
         tables_stride_block,
-        HEAD_DIM,
-        BLOCK_SIZE,
-        TILE_KEYS,
-        TILE_DIM,
-        COMPUTE,
-    )
+        HEAD_DIM, BLOCK_SIZE, TILE_KEYS, TILE_DIM, ALIGN, COMPUTE,
+    )  # fmt: skip
     # An empty span writes too: zeros, and -inf as its largest score.
-    num_heads = (tl.num_programs(1) // tiles_per_group) * GROUP
     place = (seq * num_heads + head) * num_splits + split
+    dim = tl.arange(0, TILE_DIM)
+    mask = is_head[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(part_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask)
     tl.store(largest_ptr + place, largest, mask=is_head)
     tl.store(total_ptr + place, total, mask=is_head)
@@ -216,6 +186,7 @@ def split_launch(
             **batch_arguments(block_tables, seq_lens, scale, window),
             **tiles,
             "BLOCK_SIZE": key_cache.shape[1],
+            "ALIGN": alignment(query, key_cache, value_cache),
             "COMPUTE": compute_dtype(query.dtype, split_kernel),
         },
         num_warps=num_warps(query.dtype),
@@ -224,6 +195,7 @@ def split_launch(
 
 def merge_launch(out: Tensor, part: Tensor, largest: Tensor, total: Tensor) -> Launch:
     num_seqs, num_heads, num_splits, head_dim = part.shape
+    tile_splits, tile_dim = triton.next_power_of_2(num_splits), tile_of(head_dim)
     return Launch(
         merge_kernel,
         (num_seqs * num_heads,),
@@ -234,9 +206,11 @@ def merge_launch(out: Tensor, part: Tensor, largest: Tensor, total: Tensor) -> L
             "total_ptr": total,
             "num_splits": num_splits,
             "HEAD_DIM": head_dim,
-            "TILE_SPLITS": triton.next_power_of_2(num_splits),
-            "TILE_DIM": tile_of(head_dim),
+            "TILE_SPLITS": tile_splits,
+            "TILE_DIM": tile_dim,
         },
+        # So few that each thread has 16 bytes to load at once, of 64 in AMD's warps.
+        num_warps=max(1, min(4, tile_splits * tile_dim * 4 // (64 * 16))),
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of pool, free list, tables and memory, and the style of the charts.
+"""Pictures of pool, free list, tables, memory and steps, and the style of the charts.
 
 Importing this inside IPython lets an allocator or a table at the end of a cell draw
 itself; they know nothing of it. Neither torch nor Matplotlib is imported here.
@@ -12,6 +12,7 @@ from paged_attention.viz.lists import free_list_picture, linked_list_picture
 from paged_attention.viz.memory import snapshot
 from paged_attention.viz.picture import Picture
 from paged_attention.viz.pool import pool_picture
+from paged_attention.viz.steps import step_snapshot, steps_picture
 from paged_attention.viz.tables import difference_picture, tables_picture
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "pool_picture",
     "show",
     "snapshot",
+    "step_snapshot",
+    "steps_picture",
     "tables_picture",
 ]
 

@@ -15,14 +15,14 @@ def drawing_of(view: View, summary: str, below: Sequence[str]) -> str:
     lines = [summary]
     for strip in view.strips:
         lines.append(f"{strip.name}, {strip.caption}" if strip.caption else strip.name)
-        lines += _rows(("  logical", "  block"), list(map(_entry, strip.entries)))
+        lines += in_rows(("  logical", "  block"), list(map(_entry, strip.entries)))
     lines.append("pool")
     head = ("  block", "  ref_count" if view.counted else "  held")
-    lines += _rows(head, list(map(_block, view.blocks)))
+    lines += in_rows(head, list(map(_block, view.blocks)))
     return "\n".join([*lines, *below])
 
 
-def _rows(head: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[str]:
+def in_rows(head: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[str]:
     """As many columns side by side as a line can hold."""
     while columns:
         num = len(columns)

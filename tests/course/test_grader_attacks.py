@@ -202,6 +202,15 @@ DISGUISES = {
     "list of disguises": in_list(
         "return [Anything()] * 3", "a subclass of int", EQUALS_ALL.format(base="int")
     ),
+    "set of objects": in_list(
+        "return {pool}", "a set with objects in it; a list could"
+    ),
+    "dict of objects": in_list("return {(0, pool): 1}", "a dict with objects as keys"),
+    "set of objects, passed on": Attack(
+        answer(check="pool_class({pool_class(2)})"),
+        "Hidden cannot be used here: a set with objects in it",
+        ("4.4",),
+    ),
     "True for 1": in_allocate("return True", "True (bool)"),
     "float for int": in_list("return [0.0, 1.0, 2.0]", "a value of type list[int]"),
     "tuple for list": in_list("return (0, 1, 2)", "(0, 1, 2) (tuple)"),

@@ -158,7 +158,7 @@ def test_all_helpers_are_read_before_learner_code_runs() -> None:
     instruments.read_ahead()
     helpers = {path.stem for path in (ROOT / "course/grader/helpers").glob("ex*.py")}
     read = {name.rpartition(".")[2] for name in instruments._code}
-    assert read == helpers | {"interleave"}
+    assert read == helpers | {"interleave", "kernels"}
     assert all((ROOT / "course").glob(pattern) for pattern in READ_AHEAD)
 
 

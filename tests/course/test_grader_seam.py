@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from course.grader import (
 )
 from course.grader.codec import UnfitError
 from course.grader.crossing import ERRORS, describe, plain_text, rebuild
+from course.grader.exchange import Exchange
 from course.grader.failures import CheckFailed, LearnerError
 from course.grader.guard import ImportGuard
 from course.grader.hidden import (
@@ -32,6 +34,7 @@ from course.grader.hidden import (
 )
 from course.grader.history import FIRST, LAST, History, shown
 from course.grader.proxy import Handle
+from course.grader.replay import Reply
 from paged_attention.errors import DoubleFreeError, SharedBlockError
 
 
@@ -147,6 +150,26 @@ def test_a_forged_bool_tensor_holds_only_true_and_false() -> None:
     got = codec.Reader(memoryview(b"\0\1\2"), refuse).decode(data)
     assert got.tolist() == [False, True, True]
     assert got.view(torch.uint8).tolist() == [0, 1, 1]
+
+
+def test_a_tensor_where_torch_is_not_needed_is_told_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blobs: list[bytes] = []
+    value = codec.encode([torch.ones(2)], blobs, refuse)
+
+    class Worker:
+        def exchange(
+            self, message: Any, blobs: Any, seconds: float, answer: Any
+        ) -> Reply:
+            return {"value": value}, memoryview(b"".join(blobs))
+
+    monkeypatch.delitem(sys.modules, "torch")
+    exchange = Exchange(Worker(), History(), lambda: 0)
+    with pytest.raises(CheckFailed) as failed:
+        exchange.request({"do": "call"}, [], "twice(3)", 1)
+    assert failed.value.claim == "twice(3) returns what can be compared"
+    assert failed.value.got == "a tensor, in an exercise that does without torch"
 
 
 # Errors.

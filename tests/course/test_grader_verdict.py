@@ -17,6 +17,7 @@ from course.grader import GraderError, grade, grade_variants, warm
 from course.grader.grading import grade_papers
 from course.grader.paper import paper_in
 from course.manifest import ROOT, Chapter, load
+from course.progress import Progress
 from course.stubs import make_stub
 
 PLANTED = {
@@ -103,6 +104,27 @@ def test_a_marker_planted_in_the_learners_file_shows_up(course: Path) -> None:
     )
 
 
+def test_an_error_below_a_helper_is_told_with_the_learners_own_function(
+    course: Path,
+) -> None:
+    path = course / "tests" / "exercises" / "test_ex05_twice.py"
+    path.write_text("""
+from course.grader import in_worker, task
+
+@task("5.1")
+def test_x(exercise):
+    helper = "course.grader.helpers.ex05:pad_and_change"
+    in_worker(exercise, helper, exercise.twice, [1])
+""")
+    (course / "ex04_pool.py").write_text(answer())
+    file = course / "ex05_twice.py"
+    file.write_text("def twice(x):\n    return half(x)\n\ndef half(x): return x / 2\n")
+    failure = grade(["5"], file, root=course).exercises[0].tasks[0].failure
+    assert failure is not None
+    assert failure.message == "half raised it here: def half(x): return x / 2"
+    assert failure.location == f"{file}:4"
+
+
 def test_an_edit_is_seen_by_the_next_grading(course: Path) -> None:
     file = course / "ex05_twice.py"
     file.write_text("def twice(x: int) -> int:\n    return 3 * x\n")
@@ -124,7 +146,62 @@ def test_a_file_that_is_not_there_is_said_and_the_others_are_graded(
     assert missing.problem.endswith("ex05_twice.py is not there")
 
 
+def make_unusable(path: Path, kind: str) -> None:
+    """Put something at path that cannot be read as a file."""
+    path.unlink(missing_ok=True)
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "larger than 1 MiB":
+        path.write_bytes(bytes((1 << 20) + 1))
+    else:
+        path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    "kind", ["a folder", "a pipe", "larger than 1 MiB", "cannot be read"]
+)
+def test_what_is_no_file_fails_its_tasks_and_the_others_are_graded(
+    course: Path, kind: str
+) -> None:
+    make_unusable(course / "solutions" / "ex05_twice.py", kind)
+    there, unusable = grade(["4", "5"], course / "solutions", root=course).exercises
+    assert there.ok and not unusable.ok
+    assert unusable.problem is not None
+    assert kind in unusable.problem and "ex05_twice.py" in unusable.problem
+    assert [task.status for task in unusable.tasks] == ["failed"]
+
+
 # 4. A test counts only if it was seen to run and hold.
+
+
+def test_a_file_saved_while_it_is_graded_is_graded_as_it_was(course: Path) -> None:
+    exercises = course / "exercises"
+    exercises.mkdir()
+    (exercises / "ex04_pool.py").write_text(answer())
+    file = exercises / "ex05_twice.py"
+    file.write_text("def twice(x: int) -> int:\n    return 2 * x\n")
+    path = course / "tests" / "exercises" / "test_ex05_twice.py"
+    saves = f"""
+from pathlib import Path
+
+@task("5.1")
+def test_saves(exercise):
+    expect(exercise.twice(1), 2, "2 * 1 = 2")
+    Path({str(file)!r}).write_text("def twice(x: int) -> int: return 0")
+    Path({str(exercises / "ex04_pool.py")!r}).unlink()
+
+"""
+    path.write_text(path.read_text().replace("@task", f"{saves}@task", 1))
+    report = grade(["4", "5"], exercises, root=course)
+    assert report.ok, report
+    progress = Progress(course)
+    progress.record(list(load(course).chapters), report)
+    chapter = load(course).chapter("5")
+    assert progress.standing(chapter).state == "edited since"
+    file.write_text("def twice(x: int) -> int:\n    return 2 * x\n")
+    assert progress.standing(chapter).state == "graded"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +230,66 @@ def test_a_task_without_a_test_never_passes(course: Path) -> None:
     path.write_text("from course.grader import task\n")
     with pytest.raises(GraderError, match=r"task 5\.1 has no test"):
         grade(["5"], course / "solutions", root=course)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of the processes")
+@pytest.mark.parametrize(("times", "passes"), [(1, True), (2, False)])
+def test_a_test_is_run_once_more_if_the_warm_process_was_killed_from_outside(
+    course: Path, times: int, passes: bool
+) -> None:
+    add_test(
+        course,
+        f"""
+import os, time
+from pathlib import Path
+from course.grader.leftovers import children_of
+
+@task("5.1")
+def test_killed(exercise):
+    runs = Path({str(course / "runs")!r})
+    runs.write_text(runs.read_text() + "." if runs.exists() else ".")
+    if len(runs.read_text()) <= {times}:
+        for pid in children_of("self"):
+            if "course.grader.zygote" in Path(f"/proc/{{pid}}/cmdline").read_text():
+                os.kill(pid, 9)
+        time.sleep(0.3)
+    expect(exercise.twice(1), 2, "2 * 1 = 2")
+""",
+    )
+    (task,) = grade(["5"], course / "solutions", root=course).exercises[0].tasks
+    assert (task.status == "passed") == passes, task
+    assert (course / "runs").read_text() == ".."
+    if task.failure is not None:
+        assert "twice(1) was killed (SIGKILL)" in task.failure.message
+
+
+def test_ctrl_c_in_a_call_ends_grading_and_leaves_nothing(
+    course: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    add_test(
+        course,
+        """
+import os, signal, threading
+
+@task("5.1")
+def test_is_interrupted(exercise):
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    exercise.twice(-1)
+""",
+    )
+    file = course / "ex05_twice.py"
+    file.write_text(
+        "import time\n\ndef twice(x: int) -> int:\n"
+        "    return 2 * x if x > 0 else time.sleep(60)\n"
+    )
+    (course / "ex04_pool.py").write_text(answer())
+    base = course / "base"
+    base.mkdir()
+    monkeypatch.setattr(warm, "BASE", str(base))
+    with pytest.raises(KeyboardInterrupt):
+        grade(["5"], course, root=course)
+    assert list(base.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_test_that_expects_any_error_does_not_swallow_a_death(course: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_exercise import Session, answer, grade_answers, write_course
 
-from course.grader import grade, isolation, warm
+from course.grader import grade, grading, isolation, warm
 from course.grader.channel import Channel
 
 # What is left to try without walls, and harmless to others on this machine.
@@ -30,6 +30,10 @@ ANSWERS = {
         os._exit(0)
         """
     ),
+    "removes all folders": answer(
+        allocate="import shutil; shutil.rmtree('../..', ignore_errors=True)"
+    ),
+    "right, after that": answer(),
     "loop": answer(allocate="while True: pass"),
 }
 
@@ -60,17 +64,21 @@ def test_a_new_warm_process_follows_one_that_was_killed(session: Session) -> Non
     assert session.results["right, after it"].ok
 
 
+def test_folders_that_were_removed_are_made_again(session: Session) -> None:
+    assert session.results["right, after that"].ok
+
+
 def test_a_warm_process_that_ends_between_two_tests_is_replaced(
     tmp_path: Path,
 ) -> None:
-    source = tmp_path / "ex.py"
-    source.write_text("answer: int = 42\n")
+    files = {"ex": (tmp_path / "ex.py", b"answer: int = 42\n")}
     process = warm.WarmProcess(())
     try:
         assert process.walls
         os.killpg(process._process.pid, signal.SIGKILL)
-        order = {"module": "ex", "refuses": [], "classes": [], "cpu": None}
-        worker = process.fork({"ex": source}, order)
+        order = {"module": "ex", "refuses": [], "refused_to": {}, "classes": []}
+        order["cpu"] = None
+        worker = process.fork(files, order)
         channel = Channel(worker.wire)
         reply, _ = channel.exchange({"do": "load"}, [], 5, lambda *_: ({}, []))
         assert reply == {"value": None}
@@ -95,3 +103,25 @@ def test_the_report_names_the_walls_that_hold(
     walls = " ".join(without.isolation)
     assert "namespaces" not in walls and "Landlock" not in walls
     assert set(without.isolation) <= set(with_all.isolation)
+
+
+def test_after_ctrl_c_nobody_waits_for_what_is_still_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warm process looks at its orders only when it has imported everything."""
+    write_course(tmp_path)
+    ended: list[int | None] = []
+    close = warm.WarmProcess.close
+
+    def close_and_tell(self: warm.WarmProcess) -> None:
+        ended.append(self._process.poll())
+        close(self)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warm.WarmProcess, "close", close_and_tell)
+    monkeypatch.setattr(grading, "_run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        grade(["5"], tmp_path / "solutions", root=tmp_path)
+    assert ended == [-signal.SIGKILL]

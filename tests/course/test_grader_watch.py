@@ -98,6 +98,15 @@ ANSWERS = {
         time.sleep(0.3)
         """
     ),
+    "deep folders": answer(
+        allocate="""
+        import os, time
+        for _ in range(1_000):
+            os.mkdir("x" * 50)
+            os.chdir("x" * 50)
+        time.sleep(0.3)
+        """
+    ),
     "hidden files": answer(
         allocate="""
         import os, time
@@ -127,6 +136,7 @@ SAYS = {
     "fork bomb": EITHER,
     "bomb that grows": EITHER,
     "threads": (TOO_MANY,),
+    "deep folders": (f"made more than {MAX_ENTRIES:,} files, or hid its folder",),
     "many files": (f"made more than {MAX_ENTRIES:,} files",),
 }
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -97,23 +98,11 @@ def test_a_chapter_that_is_not_built_is_not_here_yet(tiny_course, capsys):
 
 def test_the_chapter_is_served_until_ctrl_c(tiny_course):
     """The printed address works as it stands, and nothing is left behind."""
-    notebook = tiny_course / "chapters" / "01_goodbye.ipynb"
-    notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4}')
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = subprocess.Popen(
-            [sys.executable, "-c", START, str(tiny_course), "lab", "1"],
-            env=os.environ | {"NO_BROWSER": "1", "PORT": str(port)},
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        assert server.stdout is not None
-        said = ""
-        while "Ctrl-C" not in said and (line := server.stdout.readline()):
-            said += line
+        server, said = _start(tiny_course, port)
         try:
             _check_address(said, port)
             _check_that_a_second_call_shows_the_address_again(tiny_course, said)
@@ -122,6 +111,46 @@ def test_the_chapter_is_served_until_ctrl_c(tiny_course):
             rest, _ = server.communicate(timeout=30)
     assert server.returncode == 0 and "has ended" in rest
     assert not _running(str(tiny_course))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
+def test_the_server_ends_when_the_command_is_killed(tiny_course):
+    server, said = _start(tiny_course, 8888)
+    server.kill()
+    server.communicate(timeout=30)
+    assert "http://127.0.0.1:" in said
+    assert not _running(str(tiny_course), seconds=10)
+
+
+def test_a_slow_start_shows_the_address_nevertheless(tiny_course, monkeypatch, capsys):
+    (tiny_course / "chapters" / "01_goodbye.ipynb").write_text("{}")
+    slow = [sys.executable, "-c", "import time; time.sleep(1)"]
+    monkeypatch.setattr(lab, "server_command", lambda *_, **__: slow)
+    monkeypatch.setattr(lab, "START_SECONDS", 0.2)
+    assert main(["lab", "1", "--no-browser"], tiny_course) == 0
+    said = capsys.readouterr().out
+    assert "has not answered for 0.2 s" in said and "01_goodbye.ipynb?token=" in said
+
+
+def _start(root: Path, port: int) -> tuple[subprocess.Popen[str], str]:
+    """`course lab 1`, and what it said on its way, which takes 90 seconds at most."""
+    notebook = root / "chapters" / "01_goodbye.ipynb"
+    notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4}')
+    server = subprocess.Popen(
+        [sys.executable, "-c", START, str(root), "lab", "1"],
+        env=os.environ | {"NO_BROWSER": "1", "PORT": str(port)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert server.stdout is not None
+    limit = threading.Timer(90, server.kill)  # which ends its output
+    limit.start()
+    said = ""
+    while "Ctrl-C" not in said and (line := server.stdout.readline()):
+        said += line
+    limit.cancel()
+    return server, said
 
 
 def _check_address(said: str, taken: int) -> None:
@@ -155,8 +184,12 @@ def _check_that_a_second_call_shows_the_address_again(root: Path, said: str) -> 
     assert there in done.stdout.split()
 
 
-def _running(word: str) -> bool:
-    """Whether a process with this word on its command line is there in a second."""
-    time.sleep(1)
-    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    return any(word in part for command in commands for part in command or ())
+def _running(word: str, seconds: float = 1) -> bool:
+    """Whether a process with this word on its command line outlives these seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        commands = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
+        found = any(word in part for command in commands for part in command or ())
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)

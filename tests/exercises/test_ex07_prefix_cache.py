@@ -294,7 +294,7 @@ def test_matching_takes_no_references(exercise):
     index = exercise.PrefixIndex(pool, 4)
     index.remember(ids, tokens(8))
     index.match(tokens(9))
-    expect(pool._counts, [1, 1, 0, 0], "ref_counts: the allocator is not used yet")
+    expect(pool._counts, [1, 1, 0, 0], "the allocator is not used yet (ref_counts)")
 
 
 def constant(parent_hash, tokens):
@@ -425,8 +425,10 @@ def counts(pool, ids):
 @task("7.3")
 def test_a_published_block_is_found_and_held(exercise):
     index, pool, ids = published(exercise, num_tokens=4)
-    expect(index.match(tokens(5)), ids, "the block that was published")
-    expect(counts(pool, ids), [2], "its ref_count: the sequence and the index")
+    expect(index.match(tokens(5)), ids, "the block that was published is found")
+    expect(
+        counts(pool, ids), [2], "the sequence and the index hold the block (ref_counts)"
+    )
 
 
 @task("7.3")
@@ -436,27 +438,27 @@ def test_only_full_blocks_of_what_is_written_are_published(exercise):
         index = exercise.PrefixIndex(pool, 4)
         ids = pool.allocate_many(2)
         index.publish(ids, tokens(written))
-        claim = f"{written} of 8 tokens are written: {full} full blocks"
+        claim = f"{written} of 8 tokens are written, so {full} full blocks are found"
         expect(index.match(tokens(9)), ids[:full], claim)
         expected = [2] * full + [1] * (2 - full)
-        claim = f"ref_counts: the index holds {full} blocks"
+        claim = f"the sequence holds 2 blocks, the index {full} of them (ref_counts)"
         expect(counts(pool, ids), expected, claim)
 
 
 @task("7.3")
 def test_a_prompt_in_two_chunks_is_published_as_it_is_written(exercise):
     index, pool, ids = published(exercise, num_tokens=6)
-    expect(index.match(tokens(9)), ids[:1], "6 tokens: one full block")
+    expect(index.match(tokens(9)), ids[:1], "of 6 tokens one full block is found")
     index.publish(ids, tokens(8))
-    expect(index.match(tokens(9)), ids, "8 tokens: two full blocks")
-    expect(counts(pool, ids), [2, 2], "ref_counts: the index holds each of them once")
+    expect(index.match(tokens(9)), ids, "of 8 tokens two full blocks are found")
+    expect(counts(pool, ids), [2, 2], "the index holds each block once (ref_counts)")
 
 
 @task("7.3")
 def test_publishing_again_takes_no_second_reference(exercise):
     index, pool, ids = published(exercise)
     index.publish(ids, tokens(8))
-    expect(counts(pool, ids), [2, 2], "ref_counts: the index holds each block once")
+    expect(counts(pool, ids), [2, 2], "the index holds each block once (ref_counts)")
     expect(index.match(tokens(9)), ids, "both are found as before")
 
 
@@ -467,8 +469,10 @@ def test_a_block_that_is_known_already_is_not_held(exercise):
     index.publish(twins, tokens(12))
     claim = "the first two contents are known, in the older blocks; the third is new"
     expect(index.match(tokens(13)), [*ids, twins[2]], claim)
-    expect(counts(pool, ids), [2, 2], "ref_counts of the older blocks")
-    claim = "ref_counts of the new ones: the index holds only the third"
+    expect(
+        counts(pool, ids), [2, 2], "the index holds the older blocks once (ref_counts)"
+    )
+    claim = "of the new blocks the index holds only the third (ref_counts)"
     expect(counts(pool, twins), [1, 1, 2], claim)
 
 
@@ -481,7 +485,11 @@ def test_after_a_cut_only_contents_decide(exercise):
     index.publish([ids[0], other], rewritten)
     expect(index.match([*rewritten, 0]), [ids[0], other], "the new content is found")
     expect(index.match(tokens(9)), ids, "the old one still lies in the old block")
-    expect(counts(pool, [*ids, other]), [2, 1, 2], "ref_counts: block, old, new")
+    expect(
+        counts(pool, [*ids, other]),
+        [2, 1, 2],
+        "the index holds all, the sequence not the old one (ref_counts)",
+    )
 
 
 @task("7.3")
@@ -494,8 +502,16 @@ def test_what_grows_in_many_steps_is_found_block_by_block(exercise):
             ids += pool.allocate_many(1)
         index.publish(ids, tokens(written))
         got = index.match(tokens(20))
-        expect(got, ids[: written // 4], f"{written} tokens are written")
-    expect(counts(pool, ids), [2, 2, 2, 1], "ref_counts: three of four are full")
+        expect(
+            got,
+            ids[: written // 4],
+            f"{written} tokens are written, and their full blocks are found",
+        )
+    expect(
+        counts(pool, ids),
+        [2, 2, 2, 1],
+        "three of four blocks are full, and the index holds these (ref_counts)",
+    )
 
 
 @task("7.3")
@@ -507,7 +523,9 @@ def test_more_tokens_than_the_blocks_hold_are_refused(exercise):
         claim = f"2 blocks of 4 cannot hold {num_tokens} tokens"
         expect_raises(ValueError, index.publish, ids, tokens(num_tokens), claim=claim)
         expect(index.match(tokens(13)), [], "the refused call remembered nothing")
-        expect(counts(pool, ids), [1, 1], "ref_counts: it took no reference")
+        expect(
+            counts(pool, ids), [1, 1], "the refused call took no reference (ref_counts)"
+        )
 
 
 @task("7.3")
@@ -519,7 +537,7 @@ def test_a_block_that_is_not_in_use_stops_all(exercise):
     claim = f"nobody holds block {second}, so none of them is published"
     ids = [first, second]
     expect_raises(ValueError, index.publish, ids, tokens(8), claim=claim)
-    expect(counts(pool, ids), [1, 0], "ref_counts: the refused call took no reference")
+    expect(counts(pool, ids), [1, 0], "the refused call took no reference (ref_counts)")
     expect(index.match(tokens(9)), [], "the refused call remembered nothing")
     index.publish(ids, tokens(7))
     claim = "without it all is well: 7 tokens fill only the first block"
@@ -529,13 +547,25 @@ def test_a_block_that_is_not_in_use_stops_all(exercise):
 @task("7.3")
 def test_acquire_holds_what_it_finds(exercise):
     index, pool, ids = published(exercise)
-    expect(index.acquire(tokens(9)), ids, "the blocks of the longest known beginning")
-    claim = "ref_counts: the first sequence, the index and the caller of acquire"
+    expect(
+        index.acquire(tokens(9)),
+        ids,
+        "the blocks of the longest known beginning are found",
+    )
+    claim = "sequence, index and the caller of acquire hold the blocks (ref_counts)"
     expect(counts(pool, ids), [3, 3], claim)
     expect(index.acquire(tokens(8)), ids[:1], "one token must be left over")
-    expect(counts(pool, ids), [4, 3], "ref_counts: only the first block was found")
+    expect(
+        counts(pool, ids),
+        [4, 3],
+        "acquire took a reference to the one block that it found (ref_counts)",
+    )
     expect(index.acquire([9, 9, 9, 9, 9]), [], "these tokens are not known")
-    expect(counts(pool, ids), [4, 3], "ref_counts: nothing was found")
+    expect(
+        counts(pool, ids),
+        [4, 3],
+        "acquire took no reference, as it found nothing (ref_counts)",
+    )
 
 
 @task("7.3")
@@ -546,12 +576,12 @@ def test_only_what_was_added_is_held_when_hashes_collide(exercise):
     index.publish(one, [1, 1, 1, 1, 1, 1, 1, 1])
     index.publish(two, [2, 2, 2, 2, 1, 1, 1, 1])
     hits = index.acquire([2, 2, 2, 2, 1, 1, 1, 1, 0])
-    claim = "every content has the hash 7: the blocks of this sequence, or fewer"
+    claim = "where every hash is 7, acquire finds blocks of this sequence, or fewer"
     expect_that(hits == two[: len(hits)], claim, got=hits, expected=f"{two} or fewer")
     expect(index.acquire([1, 1, 1, 1, 0]), one[:1], "what was known first is found")
     held = counts(pool, two)
     known = [3 if block_id in hits else 1 for block_id in two]
-    claim = "ref_counts of a sequence of which not all blocks can be found"
+    claim = "no reference is taken to blocks that cannot be found (ref_counts)"
     expect(held, known, claim)
 
 
@@ -577,11 +607,15 @@ def test_blocks_that_are_not_published_are_free_at_once(exercise):
     index, pool = small_index(exercise, 3)
     expect(index.num_free, 3, "nothing is in use")
     ids = index.allocate_many(2)
-    expect(counts(pool, ids), [1, 1], "ref_counts of two new blocks")
+    expect(counts(pool, ids), [1, 1], "each new block has one holder (ref_counts)")
     expect(index.num_free, 1, "two of three are in use")
     index.release(ids)
     expect(index.num_free, 3, "both were released")
-    expect(pool.num_free, 3, "and nobody remembers them: free in the allocator, too")
+    expect(
+        pool.num_free,
+        3,
+        "nobody remembers them, so they are free in the allocator, too",
+    )
 
 
 @task("7.4")
@@ -590,9 +624,9 @@ def test_blocks_that_only_the_index_holds_count_as_free(exercise):
     ids = run(index, tokens(8))
     expect(index.num_free, 1, "two of three are in use")
     index.release(ids)
-    expect(counts(pool, ids), [1, 1], "ref_counts: only the index holds them")
+    expect(counts(pool, ids), [1, 1], "only the index holds them (ref_counts)")
     expect(pool.num_free, 1, "they are not free in the allocator")
-    expect(index.num_free, 3, "but they can be had")
+    expect(index.num_free, 3, "they can be had nevertheless")
     expect(index.match(tokens(9)), ids, "they are still found")
 
 
@@ -605,7 +639,7 @@ def test_a_block_that_another_sequence_holds_is_not_free(exercise):
     expect(index.num_free, 2, "the second sequence still holds the block")
     index.release(ids)
     expect(index.num_free, 3, "now both have released it")
-    expect(counts(pool, ids), [1], "ref_count: only the index holds it")
+    expect(counts(pool, ids), [1], "only the index holds it (ref_counts)")
 
 
 @task("7.4")
@@ -617,7 +651,11 @@ def test_what_is_acquired_is_in_use_again(exercise):
     claim = "one block can be had; the two that were acquired cannot be evicted"
     expect_raises(OutOfBlocksError, index.allocate_many, 2, claim=claim)
     expect(index.match(tokens(9)), ids, "they are still found")
-    expect(counts(pool, ids), [2, 2], "ref_counts: the caller and the index")
+    expect(
+        counts(pool, ids),
+        [2, 2],
+        "the caller and the index hold the blocks (ref_counts)",
+    )
 
 
 @task("7.4")
@@ -626,7 +664,7 @@ def test_nothing_is_evicted_while_others_are_free(exercise):
     ids = run(index, tokens(8))
     index.release(ids)
     new = index.allocate_many(2)
-    expect(sorted(new), [0, 1], "the two blocks that were free")
+    expect(sorted(new), [0, 1], "the two blocks that were free are handed out")
     expect(index.match(tokens(9)), ids, "both that are remembered are still found")
 
 
@@ -635,9 +673,17 @@ def test_an_evicted_block_is_forgotten_and_handed_out(exercise):
     index, pool = small_index(exercise, 1)
     index.release(run(index, tokens(4)))
     expect(index.match(tokens(5)), [0], "the block is still found")
-    expect(index.allocate_many(1), [0], "the only block of the pool")
-    expect(counts(pool, [0]), [1], "ref_count: the caller; the index let go of it")
-    expect(index.match(tokens(5)), [], "its tokens will be overwritten")
+    expect(index.allocate_many(1), [0], "the only block of the pool is handed out")
+    expect(
+        counts(pool, [0]),
+        [1],
+        "only the caller holds the block; the index let go of it (ref_counts)",
+    )
+    expect(
+        index.match(tokens(5)),
+        [],
+        "the block is not found any more: its tokens will be overwritten",
+    )
     expect(index.num_free, 0, "it is in use")
 
 
@@ -661,7 +707,7 @@ def test_the_sequence_that_was_released_first_is_evicted_first(exercise):
     for evicted, found in enumerate([(1, 2), (0, 2), (0, 1), (0, 0)], start=1):
         index.allocate_many(1)
         got = index.match(tokens(9, 10)), index.match(tokens(9, 50))
-        claim = f"blocks of the first and the second sequence, {evicted} evicted"
+        claim = f"with {evicted} blocks evicted, the least recently used are not found"
         expect(tuple(map(len, got)), found, claim)
 
 
@@ -673,7 +719,7 @@ def test_what_was_used_again_is_evicted_later(exercise):
     index.release(index.acquire(tokens(5, 10)))
     index.allocate_many(2)
     found = [len(index.match(tokens(5, first))) for first in (10, 50, 90)]
-    claim = "blocks found of three sequences; the first was used once more at the end"
+    claim = "of three sequences the first is found, as it was used once more at the end"
     expect(found, [1, 0, 0], claim)
 
 
@@ -709,7 +755,11 @@ def test_a_block_in_use_is_never_evicted(exercise):
     claim = "both blocks are in use"
     expect_raises(OutOfBlocksError, index.allocate_many, 1, claim=claim)
     expect(index.match(tokens(9)), ids, "the refused call evicted nothing")
-    expect(counts(pool, ids), [2, 2], "ref_counts: the sequence and the index")
+    expect(
+        counts(pool, ids),
+        [2, 2],
+        "the sequence and the index hold the blocks (ref_counts)",
+    )
     expect(index.num_free, 0, "nothing is free")
 
 
@@ -722,7 +772,7 @@ def test_when_too_few_can_be_evicted_none_is(exercise):
     claim = "one block is free, two can be evicted, four are wanted"
     expect_raises(OutOfBlocksError, index.allocate_many, 4, claim=claim)
     expect(index.match(tokens(9)), ids, "the refused call evicted nothing")
-    expect(counts(pool, ids), [1, 1], "ref_counts: the index still holds them")
+    expect(counts(pool, ids), [1, 1], "the index still holds them (ref_counts)")
     expect(index.num_free, 3, "three can be had, as before")
     expect(len(index.allocate_many(3)), 3, "three can be had")
 
@@ -742,13 +792,13 @@ def test_hits_that_nobody_uses_still_cost_free_blocks(exercise):
     index, pool = small_index(exercise, 3)
     index.release(run(index, tokens(8)))
     index.allocate_many(1)
-    expect(index.num_free, 2, "the two blocks that only the index holds")
+    expect(index.num_free, 2, "the two blocks that only the index holds can be had")
     ids = index.acquire(tokens(9))
     expect(len(ids), 2, "both were found")
     expect(index.num_free, 0, "both are in use now")
     claim = "the ninth token needs a block, and none is left"
     expect_raises(OutOfBlocksError, index.allocate_many, 1, claim=claim)
-    expect(counts(pool, ids), [2, 2], "ref_counts: the refused call changed nothing")
+    expect(counts(pool, ids), [2, 2], "the refused call changed nothing (ref_counts)")
 
 
 @task("7.4")
@@ -777,7 +827,7 @@ def test_the_reference_of_the_index_cannot_be_released(exercise):
     index.release(ids)
     claim = "only the index holds the block"
     expect_raises(DoubleFreeError, index.release, ids, claim=claim)
-    expect(counts(pool, ids), [1], "ref_count: the index still holds it")
+    expect(counts(pool, ids), [1], "the index still holds it (ref_counts)")
     expect(index.num_free, 2, "the refused call changed nothing")
     expect(index.match(tokens(5)), ids, "it is still found")
     (other,) = [block_id for block_id in range(2) if block_id not in ids]
@@ -799,7 +849,7 @@ def test_all_blocks_are_released_or_none(exercise):
     ]:
         claim = f"{wrong} names a block too often, or one that does not exist"
         expect_raises(error, index.release, wrong, claim=claim)
-        expect(pool._counts, before, "ref_counts: the refused call changed nothing")
+        expect(pool._counts, before, "the refused call changed nothing (ref_counts)")
         expect(index.num_free, 1, "the refused call changed nothing")
     index.release([*ids, other])
     expect(index.num_free, 4, "all can be had")
@@ -811,7 +861,7 @@ def test_a_block_that_two_hold_may_be_released_twice_in_one_call(exercise):
     ids = run(index, tokens(4))
     pool.share(ids[0])  # by a fork of the sequence
     index.release(ids + ids)
-    expect(counts(pool, ids), [1], "ref_count: only the index holds it")
+    expect(counts(pool, ids), [1], "only the index holds it (ref_counts)")
     expect(index.num_free, 2, "it can be had")
     expect(len(index.allocate_many(2)), 2, "both blocks can be had, each once")
 
@@ -880,7 +930,7 @@ class Books:
     def agree(self):
         held = [b for each in self.running for b in each] + list(self.known.values())
         expected = [held.count(b) for b in range(self.pool.num_blocks)]
-        claim = f"ref_counts, with the sequences {self.running} and the index"
+        claim = f"sequences {self.running} and the index hold the blocks (ref_counts)"
         expect(self.pool._counts, expected, claim)
         expected = self.pool.num_free + len(self.idle)
         expect(self.index.num_free, expected, "blocks that can be had")

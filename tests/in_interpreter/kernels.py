@@ -186,6 +186,19 @@ def test_a_chunk_sees_its_history_and_nothing_after_itself(window):
     batch.check(as_prefill(batch))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["key_cache", "value_cache"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_chunk_never_sees_nan_after_a_query(window, name, dtype):
+    batch = batch_of([13, 5], query_lens=[9, 2], window=window, dtype=dtype)
+    expected = as_prefill(batch)
+    getattr(batch, name)[int(batch.block_tables[0, 2]), 3] = NAN  # token 11 of 13
+    result = as_prefill(batch)
+    assert torch.equal(result[:7], expected[:7])
+    assert result[7:9].isnan().any()
+    assert torch.equal(result[9:], expected[9:])
+
+
 def test_a_tile_of_queries_writes_its_own_rows_only():
     """On a GPU tiles run at once: nobody may rely on the next one to mend a row."""
     batch = batch_of([50], query_lens=[50], num_heads=3, num_kv_heads=1)

@@ -1,0 +1,283 @@
+"""Exercise 11: share one sequence among many programs, and read what was compiled.
+
+Grade with `course grade 11`. As in exercise 10, only the functions are called: kernels,
+their arguments, tiles and order of work are yours, and a function that writes tensors
+must do its work in kernels of this file. (Your kernel of task 10.3 is a good beginning:
+copy it.) For scores, pools, tables, memory and sums the rules of exercise 10 hold. The
+tasks do not depend on each other, but that attend_in_splits needs 11.1.
+
+
+Task 11.1   attend_splits(part, lse, query, key_cache, value_cache, block_tables,
+                          seq_lens, scale) -> None
+            merge_splits(out, part, lse) -> None
+
+With one program per sequence and KV head, 4 sequences leave most of a GPU idle. So the
+keys of each sequence are cut into num_splits parts, which are attended to at the same
+time by as many programs, and a second kernel merges what they found.
+
+    part    [num_seqs, num_heads, num_splits, head_dim]   float32: the attention over
+            the keys of this split alone, as if there were no others; zeros if it has
+            no key
+    lse     [num_seqs, num_heads, num_splits]             float32: the natural logarithm
+            of the sum of exp(score) over these keys, score being scaled; -inf if it
+            has no key
+    out     [num_seqs, num_heads, head_dim]               float32, float16 or bfloat16
+    query, key_cache, value_cache, block_tables, seq_lens as in task 10.3: any strides,
+            any dtype, groups of any size; scale is a float
+
+part, lse and out are contiguous, come filled with NaN, and are written in place.
+num_splits is 1 or more, and need not be a power of two. Which keys a split has is up to
+you: each key of a sequence belongs to exactly one, and no split has more than
+seq_len / num_splits of them, rounded up to a multiple of 64. A sequence of 3 tokens in
+8 splits leaves some without a key, and one of length 0 all.
+
+merge_splits is also given parts that attend_splits didn't make: any part and lse with
+the meaning above, whatever the scores. Where every lse is -inf, out is zeros.
+
+
+Task 11.2   pick_num_splits(num_programs, max_seq_len, num_processors, min_tokens,
+                            max_splits) -> int
+
+How many splits? Plain Python, on five ints: a GPU runs num_processors programs at a
+time. Without splits there would be num_programs of them, each with max_seq_len tokens;
+in s splits there are num_programs * s with ceil(max_seq_len / s) tokens each. All that
+start together are a wave, and the next wave starts when it has ended, so that the step
+takes
+
+    ceil(num_programs * s / num_processors) * ceil(max_seq_len / s)
+
+tokens of time. Return the s with the least time, the smallest one if several have it,
+among 1 and all s <= max_splits for which s * min_tokens <= max_seq_len. All numbers are
+1 or more; num_programs and max_seq_len may be 0, which gives 1.
+
+
+attend_in_splits is there already: with 11.1 and 11.2 it is a complete decode step, and
+takes the place of attend_grouped.
+
+
+Task 11.3   attend_wide(out, query, key_cache, value_cache, block_tables, seq_lens)
+            -> None
+
+attend_narrow below is right. But compiled for sm_80 its kernel reads K and V two bytes
+at a time: one number. Copy it, find out why, and write attend_wide, which gives the
+same results and reads 16 bytes with each load. This is what both are given:
+
+    out, query                [num_seqs, num_heads, head_dim]   float16, contiguous
+    key_cache, value_cache    [pool_size, block_size, num_kv_heads, head_dim]   float16;
+                              may be kv[:, 0] and kv[:, 1] of one buffer
+    block_tables, seq_lens    int32, contiguous
+    head_dim                  a multiple of 8: 64, but 120 as well
+    strides                   of a cache: 1 for the last axis; for the others multiples
+                              of 8, not the same for keys and values
+    starts                    every tensor begins at a multiple of 16 bytes
+
+The grader compiles the kernel for sm_80, for what it was launched with, and reads the
+PTX: every load from key_cache and from value_cache must be 16 bytes wide, for head_dim
+64 and for 120, where Triton knows less than you do. To
+look for yourself, in a notebook or a file of your own:
+
+    from paged_attention.kernels.compile_apart import Job, compile_in_subprocess
+    job = Job("exercises/ex11_fast_kernel.py:narrow_kernel", arguments, "sm_80")
+    [compiled] = compile_in_subprocess(job)
+    print(compiled.load_bytes)   # width -> number of loads; compiled.assembly is PTX
+
+arguments is a dict with all arguments of the kernel by name; of its tensors only shape,
+strides and dtype count.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MIN_TOKENS = 256  # below that a split costs more than it gives
+MAX_SPLITS = 64
+
+
+def attend_splits(
+    part: Tensor,
+    lse: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+) -> None:
+    raise NotImplementedError("exercise 11.1: attend to each split of the keys")
+
+
+def merge_splits(out: Tensor, part: Tensor, lse: Tensor) -> None:
+    raise NotImplementedError("exercise 11.1: merge the splits of each row")
+
+
+def pick_num_splits(
+    num_programs: int,
+    max_seq_len: int,
+    num_processors: int,
+    min_tokens: int,
+    max_splits: int,
+) -> int:
+    raise NotImplementedError("exercise 11.2: the splits with the least time")
+
+
+def attend_in_splits(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float | None = None,
+    num_splits: int | None = None,
+) -> Tensor:
+    """A decode step in two launches; the arguments are those of task 10.3."""
+    num_seqs, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_kv_heads} KV heads do not divide {num_heads} heads")
+    if num_splits is None:
+        # From sizes alone: to ask for the longest of seq_lens would wait for the GPU.
+        max_seq_len = block_tables.shape[1] * block_size
+        num_processors = 1
+        if query.is_cuda:
+            properties = torch.cuda.get_device_properties(query.device)
+            num_processors = properties.multi_processor_count
+        num_programs = num_seqs * num_kv_heads
+        num_splits = pick_num_splits(
+            num_programs, max_seq_len, num_processors, MIN_TOKENS, MAX_SPLITS
+        )
+    shape, device = (num_seqs, num_heads, num_splits), query.device
+    part = torch.empty(*shape, head_dim, dtype=torch.float32, device=device)
+    lse = torch.empty(shape, dtype=torch.float32, device=device)
+    out = torch.empty(query.shape, dtype=query.dtype, device=device)
+    if scale is None:
+        scale = head_dim**-0.5
+    caches = (key_cache, value_cache)
+    attend_splits(part, lse, query, *caches, block_tables, seq_lens, scale)
+    merge_splits(out, part, lse)
+    return out
+
+
+# One compilation for all models: their sizes are ordinary numbers here.
+@triton.jit(
+    do_not_specialize=[
+        "head_dim",
+        "key_stride_block",
+        "key_stride_slot",
+        "key_stride_head",
+        "key_stride_dim",
+        "value_stride_block",
+        "value_stride_slot",
+        "value_stride_head",
+        "value_stride_dim",
+    ]
+)
+def narrow_kernel(
+    out_ptr,  # [num_seqs, num_heads, head_dim]   contiguous
+    query_ptr,  # as out_ptr
+    key_ptr,  # [pool_size, block_size, num_kv_heads, head_dim]
+    value_ptr,
+    tables_ptr,  # [num_seqs, max_num_blocks]   int32, contiguous
+    lens_ptr,  # [num_seqs]   int32
+    scale,
+    max_num_blocks,
+    group,  # query heads per KV head
+    head_dim,
+    key_stride_block,
+    key_stride_slot,
+    key_stride_head,
+    key_stride_dim,
+    value_stride_block,
+    value_stride_slot,
+    value_stride_head,
+    value_stride_dim,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+):
+    """Program (i, j): query head j of sequence i."""
+    seq, head = tl.program_id(0), tl.program_id(1)
+    kv_head = head // group
+    query_row = (seq * tl.num_programs(1) + head) * head_dim
+    dim = tl.arange(0, TILE_DIM)
+    is_dim = dim < head_dim
+    query = tl.load(query_ptr + query_row + dim, mask=is_dim, other=0.0)
+    seq_len = tl.load(lens_ptr + seq)
+    largest = float("-inf")
+    total = 0.0
+    acc = tl.zeros([TILE_DIM], tl.float32)
+    for start in range(0, seq_len, TILE_KEYS):
+        position = start + tl.arange(0, TILE_KEYS)
+        is_key = position < seq_len
+        mask = is_key[:, None] & is_dim[None, :]
+        entry = seq * max_num_blocks + position // BLOCK_SIZE
+        block_id = tl.load(tables_ptr + entry, mask=is_key, other=0).to(tl.int64)
+        offset = position % BLOCK_SIZE
+        key_row = (
+            block_id * key_stride_block
+            + offset * key_stride_slot
+            + kv_head * key_stride_head
+        )
+        key_place = key_ptr + key_row[:, None] + dim[None, :] * key_stride_dim
+        key = tl.load(key_place, mask=mask, other=0.0).to(tl.float32)
+        scores = tl.sum(key * query[None, :], axis=1) * scale
+        scores = tl.where(is_key, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=0))
+        shrink = tl.exp(largest - new_largest)
+        weights = tl.exp(scores - new_largest)
+        total = total * shrink + tl.sum(weights, axis=0)
+        value_row = (
+            block_id * value_stride_block
+            + offset * value_stride_slot
+            + kv_head * value_stride_head
+        )
+        value_place = value_ptr + value_row[:, None] + dim[None, :] * value_stride_dim
+        value = tl.load(value_place, mask=mask, other=0.0).to(tl.float32)
+        acc = acc * shrink + tl.sum(value * weights[:, None], axis=0)
+        largest = new_largest
+    result = acc / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + query_row + dim, result.to(tl.float16), mask=is_dim)
+
+
+def attend_narrow(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+) -> None:
+    num_seqs, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    narrow_kernel[(num_seqs, num_heads)](
+        out,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        head_dim**-0.5,
+        block_tables.shape[1],
+        num_heads // num_kv_heads,
+        head_dim,
+        *key_cache.stride(),
+        *value_cache.stride(),
+        BLOCK_SIZE=block_size,
+        TILE_KEYS=64,
+        TILE_DIM=triton.next_power_of_2(head_dim),
+    )
+
+
+def attend_wide(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+) -> None:
+    raise NotImplementedError("exercise 11.3: as attend_narrow, with loads of 16 bytes")
+
+
+# pristine stub, sha256 of the lines above: af335633d34b3444

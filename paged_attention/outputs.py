@@ -1,0 +1,42 @@
+"""What an engine gives back: the tokens of one sequence, and their text."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+
+class Decodes(Protocol):
+    """What is asked of a tokenizer here."""
+
+    def decode(
+        self, token_ids: Sequence[int], /, *, skip_special_tokens: bool
+    ) -> str: ...
+
+
+@dataclass(frozen=True)
+class Output:
+    """One continuation of a prompt, as it is now.
+
+    index counts the n continuations of a request; of a beam search, the best is 0.
+    finish_reason is None while it grows, then "stop", "length" or "aborted". token_ids
+    are those that were made, a stop token included.
+    """
+
+    request_id: Hashable
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None
+    tokenizer: Decodes | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """The tokens as text, special ones left out; empty without a tokenizer.
+
+        Decoded when it is asked for: in a step nobody may want it.
+        """
+        if self.tokenizer is None:
+            return ""
+        text = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        # A character of several tokens is shown once it is whole.
+        return text if self.finish_reason else text.rstrip("\N{REPLACEMENT CHARACTER}")

@@ -1,0 +1,90 @@
+"""How full the blocks are, and what happened to them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paged_attention.block_table import BlockTable
+from paged_attention.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The pool at this moment, and counts since the engine was made."""
+
+    num_blocks: int
+    num_free: int  # those included that only the prefix cache holds
+    num_cached: int  # published by the prefix cache, in use or not
+    num_shared: int  # in more than one table
+    used_share: float  # of the slots of the tables' blocks: those that hold a token
+    num_seqs: int  # not finished
+    num_steps: int
+    num_tokens: int  # computed, of prompts and of what was made
+    num_hit_tokens: int  # of prompts, not computed: the prefix cache had them
+    num_preemptions: int  # sequences that had to leave
+
+
+@dataclass
+class Counts:
+    """Kept by watching plans, so that any scheduler is counted alike."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_preemptions: int = 0
+    _started: set[Sequence] = field(default_factory=set)
+    _running: set[Sequence] = field(default_factory=set)
+
+    def see(self, plan: Any, alive: Iterable[Sequence]) -> None:
+        """Before the step runs; alive: all sequences that are not finished."""
+        rows = [sequence for sequence, _ in plan.scheduled]
+        self.num_steps += 1
+        self.num_tokens += len(plan.token_ids)
+        alive = set(alive)
+        # A sequence that comes back starts anew, but is no hit of its prompt's.
+        for row, sequence in enumerate(rows):
+            is_new = sequence not in self._started
+            if is_new and len(sequence.token_ids) == sequence.num_prompt_tokens:
+                self.num_hit_tokens += plan.positions[plan.query_start_loc[row]]
+        left = {s for s in self._running & alive if s.table is None}
+        self.num_preemptions += len(left)
+        self._started = (self._started & alive) | {*rows}
+        self._running = {s for s in alive if s.table is not None}
+
+
+def stats_of(
+    pool: Any, prefix_cache: Any, block_size: int, alive: list[Sequence], counts: Counts
+) -> Stats:
+    """pool: where the tables' blocks come from, the prefix cache if there is one."""
+    blocks = filled_slots(s.table for s in alive if s.table is not None)
+    num_slots = len(blocks) * block_size
+    num_filled = sum(filled for filled, _ in blocks.values())
+    return Stats(
+        num_blocks=pool.num_blocks,
+        num_free=pool.num_free,
+        num_cached=0 if prefix_cache is None else len(prefix_cache.block_ids),
+        num_shared=sum(holders > 1 for _, holders in blocks.values()),
+        used_share=num_filled / num_slots if num_slots else 1.0,
+        num_seqs=len(alive),
+        num_steps=counts.num_steps,
+        num_tokens=counts.num_tokens,
+        num_hit_tokens=counts.num_hit_tokens,
+        num_preemptions=counts.num_preemptions,
+    )
+
+
+def filled_slots(tables: Iterable[BlockTable]) -> dict[int, tuple[int, int]]:
+    """block_id -> (its slots that hold tokens, how many tables list it).
+
+    A shared block counts once, as full as the table has it that fills it most.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for table in tables:
+        left = table.num_tokens
+        for block_id in table.block_ids:
+            filled = min(left, table.block_size)
+            left -= filled
+            if block_id is not None:
+                before, holders = found.get(block_id, (0, 0))
+                found[block_id] = (max(before, filled), holders + 1)
+    return found
