@@ -75,8 +75,8 @@ Task 8.4   attend_chunk(query, key_cache, value_cache, block_ids, seq_len)
                -> Tensor
 
 A chunk of a prefill: several new tokens of one sequence at once, whose keys and values
-are already in the pools. They are its last ones; what was there before is its history.
-Each token sees the history, the tokens of the chunk before it, and itself, and none
+are already in the pools. They are its last ones; what was there before is the context.
+Each token sees the context, the tokens of the chunk before it, and itself, and none
 behind it.
 
     query      [query_len, num_heads, head_dim], 1 <= query_len <= seq_len;
@@ -170,4 +170,4 @@ def attend_over_blocks(
     raise NotImplementedError("exercise 8.5: one sequence after the other")
 
 
-# pristine stub, sha256 of the lines above: 8d8f803c8e8798d8
+# pristine stub, sha256 of the lines above: 3ed168dfe5b5148f

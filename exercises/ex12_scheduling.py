@@ -13,7 +13,8 @@ groups that are admitted. Which block is whose is the pool's business, and never
 
     group       paged_attention.sequence.SequenceGroup
         .request_id     .sequences      a list: those that are not finished, in order
-        .max_num_seqs   how many there may come to be; a step keeps a place for each
+        .max_num_seqs   how many there may come to be (params.num_seqs, that is n or
+                        beam_width); a step keeps a place for each
     sequence    paged_attention.sequence.Sequence
         .token_ids      the prompt and what was made so far
         .num_computed   for so many of them keys and values are written. The token that
@@ -76,8 +77,10 @@ Task 12.1   admission
         - a place for each sequence: the max_num_seqs of all groups in self.running and
           its own are self.max_seqs at most;
         - the blocks: each of its sequences is given a table by new_table. What it owes
-          then, and what all running groups owe (a long prompt is computed in chunks, so
-          it has blocks for a part of it only), is not more than what is free by then.
+          then, and what all running groups owe, is not more than what is free by then.
+          (Who runs owes blocks while a part of its prompt is to come. schedule seldom
+          asks then, for such a chunk has used up the budget; only a group of several
+          may leave some over. The package's own scheduler does not count them.)
         If so, it moves from self.waiting to the end of self.running; its sequences are
         RUNNING, each with its table and with num_computed = table.num_tokens; it is
         returned. If not, or if nobody waits: None, and nothing has changed. A group
@@ -137,12 +140,14 @@ Task 12.3   preempt and resume
 Task 12.4   refuse what can never fit
 
     .refuse_what_never_fits(sequence) -> None
-        add calls it for a new sequence, which holds nothing yet. ValueError, with the
-        numbers in its message, if the request could not finish even with the machine to
-        itself. At the worst all params.num_seqs sequences run up to max_tokens, sharing
-        nothing; nobody needs the key and value of a token that was made last of all. In
-        one step there are at most self.max_seqs sequences, and self.token_budget
-        tokens: one for each sequence of a group. What just fits is not refused.
+        add calls it for a new sequence, which holds nothing yet. ValueError if the
+        request could not finish even with the machine to itself. Its message names, as
+        a number, what the request would need: the blocks, if the pool is too small for
+        them, or the sequences, if a step is too small for those. At the worst all
+        params.num_seqs sequences run up to max_tokens, sharing nothing; nobody needs
+        the key and value of a token that was made last of all. In one step there are
+        at most self.max_seqs sequences, and self.token_budget tokens: one for each
+        sequence of a group. What just fits is not refused.
 """
 
 from collections import Counter, deque
@@ -348,4 +353,4 @@ class StepScheduler:
         return [*self.running, *self.waiting]
 
 
-# pristine stub, sha256 of the lines above: d44b722653c1684b
+# pristine stub, sha256 of the lines above: 40f12cc14353f3a0

@@ -3,8 +3,9 @@
 Grade with `course grade 11`. As in exercise 10, only the functions are called: kernels,
 their arguments, tiles and order of work are yours, and a function that writes tensors
 must do its work in kernels of this file. (Your kernel of task 10.3 is a good beginning:
-copy it.) For scores, pools, tables, memory and sums the rules of exercise 10 hold. The
-tasks do not depend on each other, but that attend_in_splits needs 11.1.
+copy it.) For scores, pools, tables, memory and sums the rules of exercise 10 hold, and
+that of task 10.3 for bfloat16; products may be made in any way. The tasks do not depend
+on each other, but that attend_in_splits needs 11.1.
 
 
 Task 11.1   attend_splits(part, lse, query, key_cache, value_cache, block_tables,
@@ -16,8 +17,8 @@ keys of each sequence are cut into num_splits parts, which are attended to at th
 time by as many programs, and a second kernel merges what they found.
 
     part    [num_seqs, num_heads, num_splits, head_dim]   float32: the attention over
-            the keys of this split alone, as if there were no others; zeros if it has
-            no key
+            the keys of this split alone, as if there were no others, so divided by its
+            own sum of weights; zeros if it has no key
     lse     [num_seqs, num_heads, num_splits]             float32: the natural logarithm
             of the sum of exp(score) over these keys, score being scaled; -inf if it
             has no key
@@ -74,7 +75,8 @@ same results and reads 16 bytes with each load. This is what both are given:
 The grader compiles the kernel for sm_80, for what it was launched with, and reads the
 PTX: every load from key_cache and from value_cache must be 16 bytes wide, for head_dim
 64 and for 120, where Triton knows less than you do. To
-look for yourself, in a notebook or a file of your own:
+look for yourself, in Python at the top of the repository (in a notebook of chapters/
+the path begins with ../):
 
     from paged_attention.kernels.compile_apart import Job, compile_in_subprocess
     job = Job("exercises/ex11_fast_kernel.py:narrow_kernel", arguments, "sm_80")

@@ -135,7 +135,7 @@ def _find(where: str) -> Any:
         return getattr(importlib.import_module(place), name)
     spec = importlib.util.spec_from_file_location("kernel_to_compile", place)
     if spec is None or spec.loader is None or not Path(place).is_file():
-        raise ValueError(f'expected "path/of/file.py:name", got {where!r}')
+        raise ValueError(f"{where!r} names no file; seen from {Path.cwd()}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)

@@ -37,6 +37,13 @@ def test_ids_have_two_digits_and_go_up():
     assert all(len(id_) == 2 and id_.isdigit() for id_ in ids)
 
 
+def test_two_fifths_of_the_points_are_not_to_be_had_by_copying_the_chapter():
+    for chapter in EXERCISES:
+        own = sum(task.points for task in chapter.tasks if task.kind != "build")
+        points = sum(task.points for task in chapter.tasks)
+        assert own >= 0.4 * points, f"chapter {chapter.id}: {own} of {points} points"
+
+
 def test_tasks_are_numbered_within_their_chapter():
     for chapter in CHAPTERS:
         wanted = [f"{chapter.number}.{k + 1}" for k in range(len(chapter.tasks))]

@@ -75,7 +75,7 @@ def test_one_split_is_the_whole(exercise):
     expected = batch.log_sum_exp().float()
     claim = "lse of one split: the logarithm of the sum of exp(score) over all keys"
     expect_close(lse[..., 0], expected, claim, atol=1e-5)
-    claim = "part of one split: the attention over all keys"
+    claim = "part of one split: the attention over all keys, divided by its total"
     expect_close(part[:, :, 0], batch.oracle(), claim, atol=1e-5)
 
 
@@ -89,7 +89,9 @@ def counts_of(exercise, seq_len, num_splits):
 
 
 @task("11.1")
-@pytest.mark.parametrize(("seq_len", "num_splits"), [(130, 2), (300, 4), (5, 3)])
+@pytest.mark.parametrize(
+    ("seq_len", "num_splits"), [(130, 2), (300, 4), (5, 3), (447, 7)]
+)
 def test_splits_share_the_keys(exercise, seq_len, num_splits):
     counts = counts_of(exercise, seq_len, num_splits)
     claim = f"{seq_len} keys in {num_splits} splits; the query is zeros: exp(lse)"
@@ -432,11 +434,12 @@ def test_keys_and_values_are_loaded_16_bytes_at_a_time(exercise, head_dim):
     batch = wide_batch(head_dim, block_size=16)
     out = torch.empty(batch.query.shape, dtype=torch.float16)
     made = compiled(exercise.attend_wide, out, *batch.arguments)
+    heads = {64: "64 numbers", 120: "120 numbers (those of 64 are all right)"}
     for name, argument in (("key_cache", 2), ("value_cache", 3)):
         found = widths(made, argument)
         expect_that(
             list(found) == [16],
-            f"heads of {head_dim} numbers: every load from {name} is 16 bytes wide; "
+            f"heads of {heads[head_dim]}: every load from {name} is 16 bytes wide; "
             "bytes of a load: how many such loads, in what is compiled for sm_80",
             got=found,
             expected="16 and no other width",

@@ -850,13 +850,15 @@ def test_any_requests_in_any_order(exercise):
 # 12.4
 
 
-def expect_refused(stage, name, prompt, claim, **params):
-    """ValueError with the numbers, and nothing has changed."""
+def expect_refused(stage, name, prompt, claim, needed, **params):
+    """ValueError that names what would be needed, and nothing has changed."""
     before = stage.state
     text = expect_raises(ValueError, stage.add, name, prompt, claim=claim, **params)
-    has_numbers = re.search(r"\d", text) is not None
     expect_that(
-        has_numbers, "the error tells the numbers", got=text, expected="numbers in it"
+        str(needed) in re.findall(r"\d+", text),
+        f"{claim}: the error says how many the request would need",
+        got=text,
+        expected=f"the number {needed} in it",
     )
     expect(stage.look()["waiting"], before["waiting"], f"{claim}: scheduler.waiting")
     expect(stage.state["num_free"], before["num_free"], f"{claim}: free blocks")
@@ -867,7 +869,7 @@ def test_a_prompt_larger_than_the_pool(exercise):
     """A pool of 16 tokens."""
     stage = Stage(exercise, 4)
     claim = "a prompt of 17 tokens needs 5 blocks of 4, the pool has 4"
-    expect_refused(stage, "A", tokens(17), claim)
+    expect_refused(stage, "A", tokens(17), claim, 5)
     stage.add("B", tokens(16))
     stage.run()
 
@@ -875,8 +877,8 @@ def test_a_prompt_larger_than_the_pool(exercise):
 @task("12.4")
 def test_what_is_to_be_made_counts_too(exercise):
     stage = Stage(exercise, 4)
-    claim = "14 tokens and 8 to make need 21 places, the pool has 16"
-    expect_refused(stage, "A", tokens(14), claim, max_tokens=8)
+    claim = "14 tokens and 8 to make need 21 places, so 6 blocks; the pool has 4"
+    expect_refused(stage, "A", tokens(14), claim, 6, max_tokens=8)
     stage.add("B", tokens(5), max_tokens=4)
     stage.run()
 
@@ -890,7 +892,8 @@ def test_what_just_fits_is_served(exercise):
         stage.run()
         stage = Stage(exercise, 4)
         claim = f"{length} tokens and {max_tokens + 1} to make: one more than 16 places"
-        expect_refused(stage, "A", tokens(length), claim, max_tokens=max_tokens + 1)
+        more = max_tokens + 1
+        expect_refused(stage, "A", tokens(length), claim, 5, max_tokens=more)
 
 
 @task("12.4")
@@ -904,14 +907,14 @@ def test_a_group_needs_blocks_for_all_its_sequences(exercise):
             stage.run()
         else:
             params = {"max_tokens": 3, kind: 3}
-            expect_refused(stage, "A", tokens(6), claim, **params)
+            expect_refused(stage, "A", tokens(6), claim, 6, **params)
 
 
 @task("12.4")
 def test_blocks_are_rounded_up_for_each_sequence(exercise):
     stage = Stage(exercise, 4)
     claim = "3 sequences of 5 tokens need 2 blocks each, not 15 tokens in 4 blocks"
-    expect_refused(stage, "A", tokens(3), claim, max_tokens=3, n=3)
+    expect_refused(stage, "A", tokens(3), claim, 6, max_tokens=3, n=3)
 
 
 @task("12.4")
@@ -920,7 +923,8 @@ def test_more_sequences_than_a_step_may_have(exercise):
     for kind, (max_seqs, budget) in itertools.product(("n", "beam_width"), limits):
         stage = Stage(exercise, 12, max_seqs=max_seqs, token_budget=budget)
         claim = f"3 sequences, max_seqs is {max_seqs}, token_budget {budget}"
-        expect_refused(stage, "A", tokens(2), claim, max_tokens=2, **{kind: 3})
+        params = {"max_tokens": 2, kind: 3}
+        expect_refused(stage, "A", tokens(2), claim, 3, **params)
         stage.add("B", tokens(2), max_tokens=4, **{kind: 2})
         stage.run()
 
@@ -950,6 +954,6 @@ def test_the_next_request_runs_after_one_was_refused(exercise):
     stage = Stage(exercise, 4)
     stage.add("A", tokens(5), max_tokens=6)
     claim = "2 sequences of 11 tokens need 3 blocks each, the pool has 4"
-    expect_refused(stage, "B", tokens(5), claim, max_tokens=7, n=2)
+    expect_refused(stage, "B", tokens(5), claim, 6, max_tokens=7, n=2)
     stage.add("C", tokens(6, 30), max_tokens=3)
     stage.run()

@@ -67,7 +67,8 @@ class Stage:
 
     def hold(self, num_blocks: int) -> None:
         blocks = f"{num_blocks} block{'' if num_blocks == 1 else 's'}"
-        self._act(f"somebody else takes {blocks}", "hold", num_blocks)
+        if num_blocks:  # of nothing the history need not speak
+            self._act(f"somebody else takes {blocks}", "hold", num_blocks)
 
     def let_go(self) -> None:
         self._act("the blocks that somebody else took are free again", "let_go")

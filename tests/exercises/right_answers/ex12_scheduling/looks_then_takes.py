@@ -100,14 +100,14 @@ class StepScheduler:
     def refuse_what_never_fits(self, sequence):
         params = sequence.params
         last_position = len(sequence.token_ids) + params.max_tokens - 2
-        most = self.pool.num_blocks // (last_position // self.block_size + 1)
-        for name, limit in (
-            ("the pool", most),
-            ("max_seqs", self.max_seqs),
-            ("token_budget", self.token_budget),
+        each = last_position // self.block_size + 1
+        for name, limit, needed in (
+            ("blocks", self.pool.num_blocks // each, each * params.num_seqs),
+            ("max_seqs", self.max_seqs, params.num_seqs),
+            ("token_budget", self.token_budget, params.num_seqs),
         ):
             if params.num_seqs > limit:
-                raise ValueError(f"it can never run: {name} allows {limit} sequences")
+                raise ValueError(f"it can never run: it needs {needed} {name}")
 
     def line_up(self, sequence: Sequence) -> None:
         """A new group, at the end of those that wait."""
