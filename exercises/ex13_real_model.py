@@ -54,8 +54,11 @@ The beams that you are given are used up: take their tables over, or free them.
     table.num_tokens .num_blocks .block_ids .allocator, and the others of exercise 05
 
 
-Tasks 13.2 to 13.6   my_allocator(), my_block_table(), my_sharing(), my_attention(),
-                     my_scheduler() -> dict[str, Any]
+Task 13.2   my_allocator() -> dict[str, Any]
+Task 13.3   my_block_table() -> dict[str, Any]
+Task 13.4   my_sharing() -> dict[str, Any]
+Task 13.5   my_attention() -> dict[str, Any]
+Task 13.6   my_scheduler() -> dict[str, Any]
 
 Each returns keyword arguments for `Engine(model, …)`: those by which the engine takes
 this part from you. They are all described here; the engine uses its own for the others.
@@ -123,4 +126,4 @@ def my_scheduler() -> dict[str, Any]:
     raise NotImplementedError("exercise 13.6: the scheduler of exercise 12")
 
 
-# pristine stub, sha256 of the lines above: ab515a49ea5be024
+# pristine stub, sha256 of the lines above: 5d3b111684137166
