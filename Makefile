@@ -8,7 +8,7 @@ RUN = .venv/bin/python -m
 lab: setup
 	@$(RUN) course lab
 test: setup
-	@$(RUN) pytest -q -n logical --dist loadgroup
+	@$(RUN) pytest -q -n logical --dist loadscope
 grade: setup
 	@$(RUN) course grade $(N)
 check: setup
