@@ -26,6 +26,7 @@ from paged_attention.model_checks import (
     check_config,
     check_keywords,
 )
+from paged_attention.packed_linear import pack_linear_layers
 
 # A name that transformers has no mask for: it builds none, and cuts nothing apart where
 # positions jump from one sequence to the next.
@@ -121,8 +122,9 @@ def _padded(tables: Sequence[Sequence[int | None]]) -> list[list[int]]:
 class Decoder:
     """A causal language model that computes one step of many sequences.
 
-    It takes the model over: from now on its attention is ours. `shape` has the KV
-    cache's sizes, not yet its number of blocks; `windows` each layer's sliding window.
+    It takes the model over: from now on its attention is ours, and on a CPU its linear
+    layers are packed. `shape` has the KV cache's sizes, not yet its number of blocks;
+    `windows` each layer's sliding window.
     Raises UnsupportedModelError for what would come out wrong.
     """
 
@@ -135,6 +137,7 @@ class Decoder:
         model.set_attn_implementation(NAME)
         probe = self._probe()
         check_calls(probe.calls, model, text_config)
+        pack_linear_layers(model)
         self.windows = [call.window for call in probe.calls]
         num_kv_heads, head_dim = probe.calls[0].key_shape
         self.shape = CacheConfig(
