@@ -261,6 +261,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--alone", choices=JOBS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    for name in ("rounds", "requests"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
     if options.alone:
         print(json.dumps(run_alone(options.alone, options.requests)))
         return

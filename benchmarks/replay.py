@@ -319,6 +319,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--places must be at least a block, got {options.places}")
     if not options.rate > 0:
         parser.error(f"--rate must be above 0, got {options.rate}")
+    if options.json is not None:
+        is_new = not options.json.exists()
+        try:
+            options.json.open("a").close()
+        except OSError as error:
+            why = f"got {options.json}: {error.strerror}"
+            parser.error(f"--json must be a file that can be written, {why}")
+        if is_new:
+            options.json.unlink()
     return options
 
 

@@ -16,7 +16,6 @@ EXAMPLES = """examples:
   course doctor            what works on this machine"""
 AUTHORS = {  # beside what learners need; argparse has one list of commands only
     "build": "build notebooks and stubs",
-    "get-model": "bring the language model of chapter 13",
 }
 
 Add = Callable[..., argparse.ArgumentParser]  # name, what it does, examples
@@ -49,6 +48,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_lab(add)
     _add_exercise_commands(add)
     _add_run(add)
+    model = add("get-model", "bring the language model of chapter 13", "")
+    model.add_argument("--force", action="store_true", help="convert it once more")
     add("doctor", "check what works on this machine", "")
     _add_author_commands(add)
     return parser
@@ -135,8 +136,6 @@ def _positive(text: str) -> int:
 
 
 def _add_author_commands(add: Add) -> None:
-    model = add("get-model", AUTHORS["get-model"], "")
-    model.add_argument("--force", action="store_true", help="convert it once more")
     build = add("build", AUTHORS["build"], "", "4", "--stubs", "--check")
     build.add_argument("chapters", nargs="*", metavar="N", help=CHAPTER_HELP)
     build.add_argument(

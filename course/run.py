@@ -1,6 +1,7 @@
 """`course run`: a language model answers; with --mine, through the learner's parts."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,17 +49,23 @@ def serve(
 ) -> None:
     """Print the answers as they are made; NotServedError if something goes wrong."""
     mine = [part for part in parts if part.is_mine]
+    at_work: list[Part] = []
     try:
         options: dict[str, Any] = {}
         for part in mine:
             options |= load_part(part)
-        _answer(model_name, prompts, max_tokens, options, out)
+        model, tokenizer = _load_model(model_name, out)
+        at_work = mine
+        _answer(model, tokenizer, prompts, max_tokens, options, out)
+    except BrokenPipeError:  # `course run | head`: whoever read us has seen enough
+        # Python flushes once more at its end, and would fail there again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (Exception, SystemExit) as error:  # a learner's exit() ends no command
-        raise NotServedError(_words_for(error, mine)) from error
+        raise NotServedError(_words_for(error, mine, at_work)) from error
 
 
-def _words_for(error: BaseException, mine: list[Part]) -> str:
-    """What went wrong, and in whose part."""
+def _words_for(error: BaseException, mine: list[Part], at_work: list[Part]) -> str:
+    """What went wrong, and in whose part; at_work may have had a hand in it."""
     what = f"{type(error).__name__}: {error}"
     if place := place_of(error, mine):
         part, where, line = place
@@ -68,30 +75,37 @@ def _words_for(error: BaseException, mine: list[Part]) -> str:
         )
     if isinstance(error, (ValueError, FileNotFoundError, ModuleNotFoundError)):
         return str(error)
-    if mine:
-        yours = ", ".join(part.title for part in mine)
+    if at_work:
+        yours = ", ".join(part.title for part in at_work)
         return f"the engine stopped: {what} (yours are: {yours})"
     return f"the engine stopped: {what}"
 
 
+def _load_model(name: str, out: Out) -> tuple[Any, Any]:
+    os.environ.setdefault("TQDM_DISABLE", "1")  # loaded in a second: no bar for that
+    out.transient(f"loading {name} …")
+    from paged_attention import model_files
+
+    model, tokenizer = model_files.load(name)
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, so it can read no text")
+    return model, tokenizer
+
+
 def _answer(
-    model_name: str,
+    model: Any,
+    tokenizer: Any,
     prompts: Sequence[str],
     max_tokens: int,
     options: dict[str, Any],
     out: Out,
 ) -> None:
-    os.environ.setdefault("TQDM_DISABLE", "1")  # loaded in a second: no bar for that
-    out.transient(f"loading {model_name} …")
     from paged_attention import model_files
     from paged_attention.block import num_blocks_for
     from paged_attention.engine import Engine
     from paged_attention.params import SamplingParams
 
     params = SamplingParams(max_tokens)
-    model, tokenizer = model_files.load(model_name)
-    if tokenizer is None:
-        raise ValueError(f"{model_name} has no tokenizer, so it can read no text")
     encoded = [model_files.encode(tokenizer, prompt) for prompt in prompts]
     # Just room for all of them.
     needed = [num_blocks_for(len(ids) + max_tokens, 16) for ids in encoded]

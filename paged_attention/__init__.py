@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from paged_attention.sharing import copy_on_write, fork
     from paged_attention.step_plan import StepPlan
 
+# The same names in three places: above for type checkers and editors, which run
+# nothing, here for the first use, and below for `from paged_attention import *`.
 _MODULE_OF = {
     "BlockAllocator": "allocator",
     "BlockTable": "block_table",

@@ -7,6 +7,7 @@ Ctrl-C ends the rest at any moment.
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,22 +19,65 @@ if TYPE_CHECKING:
     from paged_attention.watch import Talk
 
 FRAME_WIDTH = 88  # characters, of a saved picture
-INTERRUPTED = 130  # what shells expect of a program that Ctrl-C has ended
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        return _run(options)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever read us has seen enough
+        with _signals_interrupt():
+            return _run(options)
+    except (KeyboardInterrupt, Exception) as error:
+        return _exit_code(error)
+
+
+class _SignalError(KeyboardInterrupt):
+    """A signal that is not Ctrl-C's; args has its number.
+
+    A class of its own also because Python, once code in a string was left by a plain
+    KeyboardInterrupt, ends as if by Ctrl-C, whatever exit code it is given.
+    """
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal do what Ctrl-C does: unwind, and clean up."""
+
+    def interrupt(number: int, _: object) -> None:
+        raise _SignalError(number)
+
+    changed = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL  # nohup ignores one: so be it
+    ]
+    for number in changed:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit_code(error: BaseException) -> int:
+    """What the shell is told about an error, after a line for whoever reads."""
+    # While we unwind, a closed terminal raises anew; an import wraps what ended it.
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        with contextlib.suppress(OSError):
+            print("\ninterrupted", file=sys.stderr)
+        number = cause.args[0] if isinstance(cause, _SignalError) else signal.SIGINT
+        return 128 + number  # what shells expect
+    if isinstance(error, BrokenPipeError):  # whoever read us has seen enough
+        # Python flushes once more at its end, and would fail there again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    if isinstance(error, (ValueError, OSError, MemoryError, ModuleNotFoundError)):
         print(f"paged_attention: {error}", file=sys.stderr)
         return 1
+    raise error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +115,8 @@ def _run(options: argparse.Namespace) -> int:
         top_p=options.top_p,
         seed=options.seed,
     )
+    if options.save_frame:
+        _check_writable(Path(options.save_frame))
     if options.model == "smollm2":  # loaded in a second: no bar for that
         os.environ.setdefault("TQDM_DISABLE", "1")
     with _working(f"loading {options.model}", Console(stderr=True)):
@@ -81,8 +127,10 @@ def _run(options: argparse.Namespace) -> int:
     steps = _steps(engine, talks, prompts, params)
     console = Console()
     watches = options.watch and console.is_terminal
+    picture = None
     if watches or options.save_frame:
-        _draw(engine, talks, steps, console if watches else None, options.save_frame)
+        on = console if watches else None
+        picture = _draw(engine, talks, steps, on, bool(options.save_frame))
         for talk in talks:
             print(f"> {talk.prompt}\n{talk.answer.strip()}\n")
     else:
@@ -93,7 +141,24 @@ def _run(options: argparse.Namespace) -> int:
         f"{stats.num_preemptions} preemptions",
         file=sys.stderr,
     )
+    if picture is not None:
+        Path(options.save_frame).write_text(picture, encoding="utf-8")
     return 0
+
+
+def _check_writable(file: Path) -> None:
+    """Raise now what would be raised when all is computed."""
+    is_new = not file.exists()
+    try:
+        with file.open("a"):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"--save-frame must be a file that can be written, got {file}: "
+            f"{error.strerror}"
+        ) from error
+    if is_new:
+        file.unlink()
 
 
 @contextlib.contextmanager
@@ -121,6 +186,7 @@ def _prepare(options: argparse.Namespace) -> tuple["Engine", list[list[int]]]:
     ]
     num_blocks = options.num_blocks
     if num_blocks is None:
+        # All of them at once, to their longest: then nobody waits and nobody leaves.
         lengths = [len(prompt) + options.max_tokens for prompt in prompts]
         num_blocks = sum(num_blocks_for(n, options.block_size) for n in lengths)
     return (
@@ -142,6 +208,7 @@ def _steps(
     """
     of_request: dict[object, Talk] = {}
 
+    # Outputs name their request; whose answer that is, only we know.
     def add(these: slice) -> None:
         for talk, prompt in zip(talks[these], prompts[these], strict=True):
             of_request[engine.add_request(prompt, params)] = talk
@@ -169,6 +236,7 @@ def _stream(talks: list["Talk"], steps: Iterator[None]) -> None:
             shown = len(talk.answer)
             if talk.is_over:
                 break
+            # A step of the whole engine: the answers below grow as well.
             next(steps)
         print("\n", flush=True)
 
@@ -178,9 +246,9 @@ def _draw(
     talks: list["Talk"],
     steps: Iterator[None],
     console: Any,
-    save_to: str | None,
-) -> None:
-    """Frame after frame in a terminal, if there is one; the fullest one in a file."""
+    saves: bool,
+) -> str | None:
+    """Frame after frame in a terminal, if there is one; a picture of the fullest."""
     from rich.live import Live
 
     from paged_attention import watch
@@ -193,11 +261,12 @@ def _draw(
                 live.update(watch.frame(engine, talks, console.width), refresh=True)
             stats = engine.stats
             crowd = (stats.num_seqs, stats.num_blocks - stats.num_free)
-            if save_to and crowd >= fullest:
+            # Of equals the later one, where more has been written.
+            if saves and crowd >= fullest:
                 fullest, picture = crowd, watch.frame(engine, talks, FRAME_WIDTH)
-    if save_to and picture is not None:
-        svg = watch.as_svg(picture, FRAME_WIDTH, "python -m paged_attention --watch")
-        Path(save_to).write_text(svg, encoding="utf-8")
+    if picture is None:
+        return None
+    return watch.as_svg(picture, FRAME_WIDTH, "python -m paged_attention --watch")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@ The free list is a stack of KVBlock records: the block that was freed last is ha
 out first. Nothing here touches memory: a block keeps its stale keys and values when
 it is freed, and nobody reads past seq_len. What is left out: finding a block again by
 its content (`prefix_cache`) and deciding who gets one (`scheduler`).
+
+vLLM has a queue of free blocks, linked both ways: cached blocks that nobody uses stand
+in it and are taken out of its middle when they are found again. Ours never are in the
+free list, for the prefix cache holds them, so a stack is enough.
 """
 
 import threading
@@ -15,6 +19,8 @@ from paged_attention.block import KVBlock
 from paged_attention.errors import DoubleFreeError, OutOfBlocksError
 
 
+# Not BlockTable itself: that lies a floor higher, and a learner's table is another
+# class with the same property.
 class HoldsBlocks(Protocol):
     """Anything that lists the blocks it holds; None marks a hole."""
 
@@ -37,7 +43,8 @@ class BlockAllocator:
             raise ValueError(f"num_blocks must be >= 1, got {num_blocks}")
         # A dict, because a list would take block -1 for its last one.
         self._blocks = {block_id: KVBlock(block_id) for block_id in range(num_blocks)}
-        # The end of the list is the top of the stack, so block 0 goes out first.
+        # The end of the list is the top of the stack, so block 0 goes out first:
+        # of three blocks it is [2, 1, 0].
         self._free = list(reversed(self._blocks.values()))
         self._lock = threading.Lock()
 
@@ -139,7 +146,7 @@ class BlockAllocator:
         DoubleFreeError.
         """
         block_ids = tuple(block_ids)  # to undo, we must be able to read it twice
-        done, num_free = 0, self.num_blocks
+        done, num_free = 0, self.num_blocks  # so much that nothing would be cut off
         self._lock.acquire()
         try:
             num_free = len(self._free)
@@ -157,6 +164,7 @@ class BlockAllocator:
                     done += 1
         except BaseException as error:
             del self._free[num_free:]
+            # An id that was counted down twice stands here twice.
             for block_id in block_ids[:done]:
                 self._blocks[block_id].ref_count += 1
             if isinstance(error, KeyError):
@@ -184,6 +192,7 @@ class BlockAllocator:
                 )
         if tables is None:
             return
+        # A hole is counted as well, as None; no block has that id.
         held = Counter(block_id for table in tables for block_id in table.block_ids)
         for block_id, ref_count in ref_counts.items():
             if held[block_id] != ref_count:

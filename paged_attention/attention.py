@@ -64,7 +64,7 @@ def paged_attention(
                 f"without query_start_loc each sequence has one query token: got "
                 f"{len(query)} tokens for {len(seq_lens)} sequences"
             )
-        starts = torch.arange(len(seq_lens) + 1, device=query.device)
+        starts = torch.arange(len(seq_lens) + 1, device=query.device)  # one each
     _check_integers("query_start_loc", starts, [len(seq_lens) + 1], query)
     if scale is None:
         scale = 1 / math.sqrt(query.shape[2])
@@ -106,6 +106,7 @@ def _uses_triton(backend: str, query: Tensor) -> bool:
             f'backend must be "auto", "torch" or "triton", got {backend!r}'
         )
     if backend == "auto":
+        # The kernels add up in float32, so they leave float64 to torch.
         return query.device.type == "cuda" and query.dtype != torch.float64
     return backend == "triton"
 
@@ -115,6 +116,7 @@ def _triton_attend() -> Callable[..., Tensor]:
     try:
         from paged_attention.kernels.backend import attend
     except ModuleNotFoundError as error:
+        # Something else is missing: that is a defect, and must not be explained away.
         if error.name != "triton":
             raise
         raise RuntimeError(
@@ -206,6 +208,7 @@ def _check_lengths(query_start_loc: Tensor, seq_lens: Tensor, num_tokens: int) -
                 f"query_start_loc must not decrease, got {starts[i]}, {starts[i + 1]} "
                 f"for sequence {i}"
             )
+        # Of length 0 it may bring any number of query tokens: they become zeros.
         if seq_len < 0 or 0 < seq_len < query_len:
             raise ValueError(
                 f"seq_lens[{i}] must be 0 or at least its {query_len} query tokens, "
@@ -231,10 +234,13 @@ def _check_blocks(
             f"hold at most {width * block_size} tokens"
         )
     column = torch.arange(width) * block_size  # the position where each entry begins
-    needed = column < seq_lens[:, None]
+    needed = column < seq_lens[:, None]  # [num_seqs, width]
     if window is not None:
+        # The first query token stands at seq_len - query_len, and its window, in which
+        # it is itself, reaches back furthest.
         first_key = seq_lens - query_start_loc.diff() + 1 - window
         needed &= column + block_size > first_key[:, None]
+    # A sequence that brings no query token reads nothing, so its table may be stale.
     needed &= (query_start_loc.diff() > 0)[:, None]
     wrong = (needed & ((block_tables < 0) | (block_tables >= num_blocks))).nonzero()
     if len(wrong):

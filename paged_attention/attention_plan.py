@@ -20,9 +20,17 @@ MAX_REMEMBERED = 4
 MAX_SPARSE_GROUP = 4
 
 
+# A row of a cache is head_dim numbers: one KV head of one slot. Without gaps, in blocks
+# of 4 with 2 KV heads, a slot has 2 rows and a block 8: head 1 of the token in block 2
+# at offset 3 is row 2 * 8 + 3 * 2 + 1 = 23.
 @dataclass(frozen=True)
 class Decodes:
-    """Sequences with one query token each, whose keys are read where they lie."""
+    """Sequences with one query token each, whose keys are read where they lie.
+
+    Two sequences of 3 and 1 keys and 2 query heads have 8 rows: three for each head of
+    the first, one for each of the second. row_starts is [0, 3, 6, 7, 8], num_scores
+    [6, 2].
+    """
 
     tokens: Tensor | None  # their rows of the query; None: all rows, in order
     rows: Tensor  # of the cache: of each sequence, of each of its heads, of each key
@@ -32,7 +40,10 @@ class Decodes:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The query tokens of one sequence, whose keys are gathered."""
+    """The query tokens of one sequence, whose keys are gathered.
+
+    Each key is read as often as there are query tokens, so one copy more is little.
+    """
 
     new: slice  # its rows of the query
     block_ids: Tensor  # the blocks that some of them need
@@ -42,6 +53,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class AttentionPlan:
+    """Who is computed in which way. Nothing in it depends on what the caches hold."""
+
     decodes: Decodes | None
     chunks: list[Chunk]
     is_whole: bool  # every row of the query is computed: nothing stays 0
@@ -57,6 +70,8 @@ class Batch:
     query_start_loc: Tensor
 
     def is_same(self, other: "Batch") -> bool:
+        """Whether all values agree; the tensors may be others."""
+        # Lengths before tables: they are fewer, and grow in every step.
         return (
             self.layout == other.layout
             and torch.equal(self.seq_lens, other.seq_lens)
@@ -70,7 +85,8 @@ class Batch:
         return Batch(self.layout, *(tensor.clone() for tensor in tensors))
 
 
-# Replaced as a whole, never changed: several threads may read and write it.
+# Replaced as a whole, never changed: several threads may read and write it. At worst
+# one of them makes a plan that another has made already.
 _remembered: tuple[tuple[Batch, AttentionPlan], ...] = ()
 
 
@@ -97,6 +113,9 @@ def batch_of(
     query_start_loc: Tensor,
     window: int | None,
 ) -> Batch:
+    """What makes the plan for these arguments; no copy yet (see `remember`)."""
+    # All that the plan is made from besides the three tensors. Strides too: two caches
+    # of one shape may have their rows in different places.
     layout = (
         query.shape,
         query.dtype,
@@ -126,7 +145,7 @@ def make_plan(
     lies_in_rows = can_read_in_place(query, key_cache, value_cache)
     chunks: list[Chunk] = []
     in_place: list[int] = []
-    num_rows = 0
+    num_rows = 0  # of the query, that belong to a sequence with keys
     for i, seq_len in enumerate(lengths):
         query_len = starts[i + 1] - starts[i]
         if seq_len == 0 or query_len == 0:
@@ -166,6 +185,7 @@ def can_read_in_place(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> 
         query.device.type == "cpu"
         and query.dtype in (torch.float32, torch.float64)
         and group <= MAX_SPARSE_GROUP
+        # One list of row numbers serves both caches, so they must be laid out alike.
         and key_cache.stride() == value_cache.stride()
         and key_cache.stride(3) == 1
         and all(stride % head_dim == 0 for stride in key_cache.stride()[:3])
@@ -181,10 +201,11 @@ def _plan_decodes(
     window: int | None,
 ) -> Decodes:
     block_size, num_kv_heads, head_dim = key_cache.shape[1:]
+    # How many rows it is from one block, slot, head to the next.
     block_rows, slot_rows, head_rows, _ = (n // head_dim for n in key_cache.stride())
     kv_head = torch.arange(num_heads) // (num_heads // num_kv_heads)
     head_row = (kv_head * head_rows)[:, None]  # [num_heads, 1]
-    num_blocks = -(-max(seq_lens) // block_size)
+    num_blocks = -(-max(seq_lens) // block_size)  # rounded up
     # Where each token's row for KV head 0 is; the other heads' stand head_row from it.
     # What -1 in the tables makes of it is not picked below.
     token_rows = torch.add(  # [num_seqs, num_blocks * block_size]
@@ -200,10 +221,11 @@ def _plan_decodes(
             for i, (first, stop) in enumerate(spans)
         ]
     )
-    num_keys = torch.tensor([stop - first for first, stop in spans])
+    num_keys = torch.tensor([stop - first for first, stop in spans])  # [num_seqs]
     row_starts = torch.zeros(len(spans) * num_heads + 1, dtype=torch.int64)
     torch.cumsum(num_keys.repeat_interleave(num_heads), 0, out=row_starts[1:])
-    # Row numbers of 32 bits are read faster, and there is half as much of them.
+    # Row numbers of 32 bits are read faster, and there is half as much of them. The
+    # starts, of the same dtype, go up to how many there are.
     largest = max(int(rows.max()), len(rows))
     dtype = torch.int32 if largest < 2**31 else torch.int64
     num_scores = (num_keys * num_heads).tolist()
@@ -218,6 +240,8 @@ def _plan_chunk(
     window: int | None,
 ) -> Chunk:
     query_len = new.stop - new.start
+    # A window of 4, and tokens 8 and 9 are new: the first of them sees 5 … 8. Blocks of
+    # 4 are gathered from number 1 on, which begins at 4, so keys is slice(1, 6).
     first = 0 if window is None else max(0, seq_len - query_len + 1 - window)
     first_block, num_blocks = first // block_size, -(-seq_len // block_size)
     # A copy: the caller may overwrite its table while the plan is still in use.

@@ -32,8 +32,10 @@ def attend(
 ) -> Tensor:
     """As `attention.paged_attention`; the plan was made for caches of this layout."""
     decodes = plan.decodes
+    # Mostly the whole batch decodes: then there is nothing to put together.
     if decodes is not None and decodes.tokens is None:
         return decode_in_place(query, key_cache, value_cache, decodes, scale)
+    # Sequences of length 0 are in no part of the plan: their rows are never written.
     make = torch.empty if plan.is_whole else torch.zeros
     result = make(query.shape, dtype=query.dtype, device=query.device)
     if decodes is not None:
@@ -61,13 +63,18 @@ def decode_in_place(
     them: rows of head_dim numbers, one for each slot and KV head.
     """
     num_heads = query.shape[1]
+    # [sum of num_scores]: all keys of the first head of the first sequence, and so on
     scores = _scores_at(query.flatten(0, 1), _as_rows(key_cache), decodes, scale)
+    # Each sequence has a number of keys of its own, so each has a softmax of its own,
+    # over [num_heads, num_keys].
     weights = torch.cat(
         [
             piece.view(num_heads, -1).softmax(dim=-1).flatten()
             for piece in scores.split(decodes.num_scores)
         ]
     )
+    # Made for words: a bag is some rows of a table, picked by number and added up. Here
+    # the table is the cache of values, and each query head has a bag of its keys.
     return F.embedding_bag(
         decodes.rows,
         _as_rows(value_cache),
@@ -103,7 +110,7 @@ def attend_gathered(
         mask = torch.ones(query_len, num_keys, dtype=torch.bool, device=query.device)
         mask.tril_(context)  # each query sees the context, its forerunners and itself
         if chunk.window is not None:
-            mask.triu_(context + 1 - chunk.window)
+            mask.triu_(context + 1 - chunk.window)  # and nothing before its window
     return F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key,
@@ -147,6 +154,7 @@ def _attend_one_by_one(
         stop = num_keys - query_len + i + 1
         first = 0 if window is None else max(0, stop - window)
         seen = (slice(None), slice(None), slice(first, stop))
+        # [1, num_kv_heads, group, head_dim]: its heads see the same keys, so no mask
         row = F.scaled_dot_product_attention(
             packed[i : i + 1], key[seen], value[seen], scale=scale
         )
@@ -158,6 +166,7 @@ class _Scratch:
     """Room for the keys and values of one sequence, grown when a longer one comes."""
 
     def __init__(self, like: Tensor) -> None:
+        # Empty, and made for one call of `attend`: no two threads share it.
         self._memory = like.new_empty(2, 0, *like.shape[1:])
 
     def gather(
@@ -174,6 +183,8 @@ class _Scratch:
 
 def _as_rows(cache: Tensor) -> Tensor:
     """The memory of a cache as [num_rows, head_dim], what lies between included."""
+    # reshape would copy a cache that has gaps, such as one half of a tensor that holds
+    # keys and values in turn; as_strided looks at its memory as it is.
     head_dim = cache.shape[3]
     strides = zip(cache.shape[:3], cache.stride()[:3], strict=True)
     last = sum((size - 1) * stride for size, stride in strides)
@@ -188,6 +199,9 @@ def _scores_at(
     query [num_seqs * num_heads, head_dim]
     """
     _silence_torch_about_sparse()
+    # Compressed sparse rows: one for each query head of each sequence, a column for
+    # each row of the cache, an entry where that head needs that row. sampled_addmm puts
+    # the product of query and keys into the entries, and computes no other.
     scores = torch.sparse_csr_tensor(
         decodes.row_starts,
         decodes.rows,
@@ -195,7 +209,8 @@ def _scores_at(
         (len(query), len(key_rows)),
         check_invariants=False,
     )
-    # Into its own values: else torch copies the row numbers first.
+    # Into its own values: else torch copies the row numbers first. beta=0: whatever
+    # stands there is not added.
     torch.sparse.sampled_addmm(
         scores, query, key_rows.t(), beta=0.0, alpha=scale, out=scores
     )

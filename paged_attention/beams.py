@@ -24,8 +24,8 @@ class BeamSearch:
     """The state of one request's search.
 
     live: the log-probability of each beam that goes on, by sequence. ended: the best
-    that are complete, best first, at most width. A step is `choose`, then, once the
-    scheduler has made the forks, `settle`.
+    that are complete, as (score, sequence), best first, at most width. A step is
+    `choose`, then, once the scheduler has made the forks, `settle`.
     """
 
     width: int
@@ -42,7 +42,10 @@ class BeamSearch:
         beams      the live sequences; at the start the prompt alone
         log_probs  [len(beams), vocab_size], of the next token
         """
+        # The prompt is in no search yet: it begins with log 1.
         sums = log_probs.new_tensor([self.live.get(beam, 0.0) for beam in beams])
+        # All continuations of all beams in one row: with a vocabulary of 50,000,
+        # place 50,003 is token 3 after beam 1.
         totals = (log_probs + sums[:, None]).flatten()
         # As many again for each token that ends a beam: `width` are left to go on.
         num = min((1 + max(1, len(self.stop_token_ids))) * self.width, len(totals))
@@ -59,7 +62,8 @@ class BeamSearch:
             for log_prob, place in zip(best.tolist(), places.tolist(), strict=True)
         ]
         self.num_made += 1
-        # An end counts only among the best: those behind are there to fill the gaps.
+        # An end counts only among the best: those behind are there to fill the gaps
+        # that ends leave.
         ending = [c for c in candidates[: self.width] if c.ends]
         going_on = [c for c in candidates if not c.ends][: self.width]
         if self._is_over(ending, going_on):
@@ -92,5 +96,7 @@ class BeamSearch:
         scores += [candidate.log_prob / self.num_made for candidate in ending]
         if len(scores) < self.width or not going_on:
             return not going_on
+        # A sum only falls, but a mean may still rise: this is a guess, and transformers
+        # makes the same one (early_stopping=False).
         worst = sorted(scores, reverse=True)[self.width - 1]
         return going_on[0].log_prob / self.num_made <= worst

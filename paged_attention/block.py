@@ -7,6 +7,8 @@ of `kv_cache.KVCache`, at the index that block_id names, in every layer.
 from dataclasses import dataclass
 
 
+# A pool may have a hundred thousand of these; without a dict of attributes each is
+# smaller.
 @dataclass(slots=True)
 class KVBlock:
     """The allocator's record of one physical block.
@@ -29,4 +31,5 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
         raise ValueError(f"num_tokens must be >= 0, got {num_tokens}")
     if block_size < 1:
         raise ValueError(f"block_size must be >= 1, got {block_size}")
+    # Blocks of 16: no token needs none, 1 and 16 tokens need one, 17 need two.
     return (num_tokens + block_size - 1) // block_size

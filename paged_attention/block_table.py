@@ -1,9 +1,11 @@
 """Makes scattered blocks look like one contiguous sequence.
 
 A block table is a list: entry i names the physical block that holds the tokens from
-i * block_size on. Nobody above it knows where a token lies, nobody below it knows which
-sequence a block belongs to. What is left out: sharing a block on purpose (`sharing`)
-and finding one again by its content (`prefix_cache`).
+i * block_size on. With blocks of 4 and the table [7, 2, 9], token 6 is number 2 in
+logical block 1, which is block 2: slot 2 * 4 + 2 = 10. Nobody above it knows where a
+token lies, nobody below it knows which sequence a block belongs to. What is left out:
+sharing a block on purpose (`sharing`) and finding one again by its content
+(`prefix_cache`).
 """
 
 from collections.abc import Iterable
@@ -14,6 +16,7 @@ from paged_attention.block import num_blocks_for
 from paged_attention.errors import SharedBlockError
 
 
+# A protocol and no base class: whoever writes an allocator need not know of it.
 class Allocator(Protocol):
     """What tables ask of an allocator: ours, the prefix cache around it, yours."""
 
@@ -37,7 +40,9 @@ class BlockTable:
     leaves table and allocator as they were.
 
     A hole, None in block_ids, is a logical block that `drop_before` gave back; asking
-    for a position in it is a ValueError. Source: the paper, section 4.2.
+    for a position in it is a ValueError. (vLLM puts its null block there, block 0,
+    which nobody ever holds: so its tables are integers throughout.) Source: the paper,
+    section 4.2.
     """
 
     def __init__(
@@ -136,7 +141,8 @@ class BlockTable:
             at = (block_ids[0] - first) * size  # from a position to its slot
             return list(range(at + start, at + stop))
         runs = [range(b * size, (b + 1) * size) for b in block_ids]
-        # Cut what lies behind stop, and before start.
+        # Cut what lies behind stop, and before start: the positions 6 … 9 of [7, 2, 9]
+        # are 8 … 11 and 36 … 39, of which 10, 11, 36 and 37 are left.
         runs[-1] = runs[-1][: stop - last * size]
         runs[0] = runs[0][start - first * size :]
         return list(chain.from_iterable(runs))
@@ -161,6 +167,7 @@ class BlockTable:
         kept = num_blocks_for(num_tokens, self.block_size)
         if num_tokens % self.block_size:
             self.translate(kept - 1)  # raises in a hole
+        # Before the list is cut: if an id is refused, the table still has all of them.
         self._give_back(range(kept, self.num_blocks))
         del self._block_ids[kept:]
         self.num_tokens = num_tokens
@@ -185,6 +192,7 @@ class BlockTable:
         """Give back everything; the table is empty then and may be used again."""
         self.truncate(0)
 
+    # Leaves the list as it is: its two callers cut it or put holes into it.
     def _give_back(self, logical_blocks: range) -> None:
         # Tail first: a prefix cache forgets the end of a prompt before its beginning.
         held = (self._block_ids[i] for i in reversed(logical_blocks))

@@ -6,6 +6,8 @@ ask "how many blocks fit?" without importing torch.
 
 from dataclasses import dataclass, replace
 
+# Named as torch names them: `kv_cache` finds its dtype by this name. vLLM may keep a
+# cache in 8 bits beside a model of 16; here the two have one dtype.
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -27,8 +29,8 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
-            _require_at_least(1, name, getattr(self, name))
-        _require_at_least(0, "num_blocks", self.num_blocks)
+            require_at_least(1, name, getattr(self, name))
+        require_at_least(0, "num_blocks", self.num_blocks)
         if self.dtype not in DTYPE_BYTES:
             known = ", ".join(DTYPE_BYTES)
             raise ValueError(f"dtype must be one of {known}, got {self.dtype!r}")
@@ -37,6 +39,8 @@ class CacheConfig:
     def token_bytes(self) -> int:
         """Bytes of one token: a key and a value, per KV head, in every layer."""
         row = self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        # A row is a key or a value of one layer. 32 layers of 32 heads of 128 float16
+        # numbers (Llama 2 7B): 2 * 32 * 8192 bytes, half a mebibyte for each token.
         return 2 * self.num_layers * row
 
     @property
@@ -54,7 +58,8 @@ class CacheConfig:
 
         Raises ValueError where not even one block fits.
         """
-        _require_at_least(0, "memory_bytes", memory_bytes)
+        require_at_least(0, "memory_bytes", memory_bytes)
+        # Rounded down: less than a block is of no use to anybody.
         num_blocks = memory_bytes // self.block_bytes
         if num_blocks < 1:
             raise ValueError(
@@ -64,7 +69,7 @@ class CacheConfig:
         return replace(self, num_blocks=num_blocks)
 
 
-def _require_at_least(least: int, name: str, value: object) -> None:
+def require_at_least(least: int, name: str, value: object) -> None:
     # bool is an int to Python, but num_layers=True is a mistake all the same.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

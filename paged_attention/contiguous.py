@@ -45,7 +45,8 @@ class BuddyAllocator:
             raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
         self.num_tokens = num_tokens
         self._size_of: dict[int, int] = {}  # start of a region in use -> its size
-        # The pool is cut into the powers of two of its binary digits, largest first.
+        # The pool is cut into the powers of two of its binary digits, largest first:
+        # 13 places are regions of 8 from 0, of 4 from 8, and of 1 from 12.
         self._free: dict[int, set[int]] = {}  # size -> starts of free regions
         start = 0
         for digit in reversed(range(num_tokens.bit_length())):
@@ -89,6 +90,7 @@ class BuddyAllocator:
                 f"a region of {wanted} was asked for, the largest free one is "
                 f"{self.largest_free} ({self.num_free} places are free in all)"
             )
+        # The smallest, so that large regions stay whole for those who need them.
         size = min(fitting)
         start = min(self._free[size])
         self._free[size].remove(start)
@@ -109,6 +111,8 @@ class BuddyAllocator:
         if start not in self._size_of:
             raise DoubleFreeError(f"no region is in use at {start}")
         size = self._size_of.pop(start)
+        # Regions of 4 at 4 and at 8 lie side by side, and yet are no buddies: 4 ^ 4 is
+        # 0. No size above the largest has an entry.
         while (start ^ size) in self._free.get(size, ()):
             self._free[size].remove(start ^ size)
             start = min(start, start ^ size)
@@ -118,7 +122,11 @@ class BuddyAllocator:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Places that a running sequence was given and has not filled, by their future."""
+    """Places that a running sequence was given and has not filled, by their future.
+
+    Asked for 20, given 32, 8 written, and it will end at 15: 7 reserved, 5 internal,
+    12 rounding.
+    """
 
     reserved: int  # will be filled before it ends
     internal: int  # asked for, and never filled
@@ -183,6 +191,7 @@ class Reservation:
 
 def _power_of_two(n: int) -> int:
     """The smallest power of two that is at least n, for n >= 1."""
+    # 8 stays 8, since 7 has three binary digits; 9 becomes 16, since 8 has four.
     return 1 << (n - 1).bit_length()
 
 

@@ -19,6 +19,7 @@ from paged_attention.allocator import BlockAllocator
 from paged_attention.attention import paged_attention
 from paged_attention.beams import BeamSearch
 from paged_attention.block_table import BlockTable
+from paged_attention.config import require_at_least
 from paged_attention.kv_cache import KVCache
 from paged_attention.outputs import Output
 from paged_attention.params import SamplingParams
@@ -40,7 +41,10 @@ Prompt = str | Sequence[int]
 
 
 class Engine:
-    """A decoder, a pool of blocks, a scheduler, and the requests that share them."""
+    """A decoder, a pool of blocks, a scheduler, and the requests that share them.
+
+    For one thread; whoever serves many puts a queue before it.
+    """
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class Engine:
         swapping. Raises UnsupportedModelError, with the reason, for a model that needs
         what is not implemented.
         """
+        require_at_least(1, "max_seqs", max_seqs)  # the pool's size hangs on it
         self.decoder = hf.Decoder(model, attention)
         self.tokenizer = tokenizer
         shape = replace(self.decoder.shape, block_size=block_size)
@@ -162,6 +167,8 @@ class Engine:
         nothing, for a request that can never be served.
         """
         params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"params must be SamplingParams, got {params!r}")
         token_ids = self.tokenize(prompt, raw) if isinstance(prompt, str) else prompt
         token_ids = as_token_ids(token_ids)
         check_prompt(token_ids, params, self._vocab_size, self.decoder.max_len)
@@ -311,6 +318,8 @@ def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """One prompt is a list of one."""
     if isinstance(prompts, str):
         return [prompts]
+    if hasattr(prompts, "tolist"):  # what iterating over a tensor gives is no int
+        prompts = cast("Any", prompts).tolist()
     prompts = cast("list[Prompt]", list(prompts))
     # Integral, for the numbers of an array are no ints.
     is_one = bool(prompts) and isinstance(prompts[0], Integral)

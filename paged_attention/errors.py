@@ -7,6 +7,8 @@ raises leaves the state exactly as it was.
 """
 
 
+# Not a ValueError, as the other two are: whoever catches a caller's mistake must not
+# catch a shortage with it, or a request that could have waited is refused.
 class OutOfBlocksError(Exception):
     """More blocks were asked for than are free.
 

@@ -12,6 +12,7 @@ from paged_attention.block_table import Allocator, BlockTable
 
 def distinct_blocks(tables: Iterable[BlockTable]) -> list[int]:
     """The blocks that the tables hold, each once, in order."""
+    # A dict, for a set has no order, and whoever moves blocks goes by it.
     held = dict.fromkeys(b for table in tables for b in table.block_ids)
     return [b for b in held if b is not None]
 
@@ -22,6 +23,8 @@ def shared_budget(num_to_compute: list[int], budget: int) -> list[int]:
     A group makes its next tokens as one, since beams are compared. So until the budget
     is enough for all, each of them stops before its newest token.
     """
+    # Three beams that come back, with [5, 1, 1] to compute and a budget of 6, get
+    # [4, 0, 0]: a step later all three have their newest token left, and make one.
     if sum(num_to_compute) <= budget:
         return num_to_compute
     query_lens: list[int] = []
@@ -42,12 +45,14 @@ def blocks_to_grow(tables: Row[BlockTable], num_tokens: Row[int]) -> int:
     writers: dict[int, int] = {}  # shared tail -> how many of the tables write to it
     for table, n in zip(tables, num_tokens, strict=True):
         size, length = table.block_size, table.num_tokens
+        # Holes count on both sides, so they cancel out.
         needed += num_blocks_for(length + n, size) - table.num_blocks
         if n and length % size:
             tail = table.translate(table.num_blocks - 1)
             writers[tail] = writers.get(tail, 0) + 1
             # The last of all holders writes in place; if another holder does not
-            # write in this step, everybody copies.
+            # write in this step, everybody copies. A prefix cache holds full blocks
+            # only, so it is never among them.
             if writers[tail] < table.allocator.ref_count(tail):
                 needed += 1
     return needed
@@ -59,9 +64,13 @@ def move_tables(
     """Tables on another pool, over copies of the same blocks; the old ones are freed.
 
     Returns them with the pairs (old block, new block) that are to be copied. A block
-    that several tables share is copied once, and shared again. What others hold as
-    well stays where it is for them. Raises OutOfBlocksError, and changes nothing, when
-    the other pool is too small.
+    that several tables share is copied once, and shared again: [3, 5] and [3, 8] may
+    become [0, 1] and [0, 2], with (3, 0), (5, 1) and (8, 2) to copy. What others hold
+    as well stays where it is for them. Raises OutOfBlocksError, and changes nothing,
+    when the other pool is too small.
+
+    The old blocks are free when this returns, and nothing is copied yet: do it before
+    anybody writes.
     """
     block_ids = distinct_blocks(tables)
     moved = dict(zip(block_ids, allocator.allocate_many(len(block_ids)), strict=True))

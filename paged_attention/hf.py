@@ -35,6 +35,10 @@ NAME = "paged_attention_from_scratch"
 Attention = Callable[..., Tensor]
 
 
+class TakenOverError(RuntimeError):
+    """A model that an Engine has taken over was called by somebody else."""
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """What one attention layer asks for, apart from its tensors."""
@@ -89,10 +93,12 @@ class Step:
         self._starts = None if is_decode else tensor(plan.query_start_loc, torch.int32)
         self._cache = cache
         self._attention = attention
+        self.num_calls = 0  # of attend, once for each layer
 
     def attend(
         self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
+        self.num_calls += 1
         key_cache = self._cache.key_cache(call.layer_idx)
         value_cache = self._cache.value_cache(call.layer_idx)
         # Written before they are read: a token attends to itself, too.
@@ -125,18 +131,29 @@ class Decoder:
     It takes the model over: from now on its attention is ours, and on a CPU its linear
     layers are packed. `shape` has the KV cache's sizes, not yet its number of blocks;
     `windows` each layer's sliding window.
-    Raises UnsupportedModelError for what would come out wrong.
+    Raises UnsupportedModelError for what would come out wrong, and leaves that model to
+    transformers as it was.
     """
 
     def __init__(self, model: Any, attention: Attention = paged_attention) -> None:
+        if isinstance(model, str):
+            raise TypeError(
+                f"model must be a model of transformers, got {model!r}: "
+                "Engine.from_pretrained loads one by its name"
+            )
         self.model = model.eval()
         self._attention = attention
         text_config = model.config.get_text_config()
         check_config(model, text_config)
         _register()
+        before = model.config._attn_implementation
         model.set_attn_implementation(NAME)
-        probe = self._probe()
-        check_calls(probe.calls, model, text_config)
+        try:
+            probe = self._probe()
+            check_calls(probe.calls, model, text_config)
+        except UnsupportedModelError:
+            model.set_attn_implementation(before)
+            raise
         pack_linear_layers(model)
         self.windows = [call.window for call in probe.calls]
         num_kv_heads, head_dim = probe.calls[0].key_shape
@@ -159,12 +176,20 @@ class Decoder:
         result  [len(rows), vocab_size]
         """
         step = Step(plan, cache, self._attention)
-        return self._run(step, step.token_ids, step.positions, rows)
+        logits = self._run(step, step.token_ids, step.positions, rows)
+        if step.num_calls != len(self.windows):
+            raise RuntimeError(
+                f"{step.num_calls} of {len(self.windows)} layers attended over the "
+                "blocks: the model's attention was changed after its Engine was made"
+            )
+        return logits
 
     @torch.inference_mode()
     def _run(
         self, on: OnAttention, token_ids: Tensor, positions: Tensor, rows: Sequence[int]
     ) -> Tensor:
+        if self.model.training:  # somebody else's doing; dropout would be at work
+            self.model.eval()
         result = self.model(
             input_ids=token_ids[None],
             position_ids=positions[None],
@@ -182,6 +207,10 @@ class Decoder:
         token = torch.zeros(1, dtype=torch.int64, device=self.device)
         try:
             self._run(probe, token, token, [0])
+        except TakenOverError:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} hands no keywords on to its attention"
+            ) from None
         except TypeError as error:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} does not hand a keyword on to its "
@@ -234,7 +263,7 @@ def attend_in_blocks(
     result        [1, num_tokens, num_heads, head_dim]
     """
     if paged_step is None:
-        raise RuntimeError(
+        raise TakenOverError(
             "this model belongs to an Engine; load another copy to call it yourself"
         )
     check_keywords(others)

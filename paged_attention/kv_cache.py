@@ -35,17 +35,26 @@ class KVCache:
         if config.num_blocks < 1:
             raise ValueError(f"num_blocks must be >= 1, got {config.num_blocks}")
         self.config = config
+        # vLLM makes one tensor for each layer; one for all means one line to copy a
+        # block.
         # On a CPU the system takes memory only for the zeros that are touched.
-        self._data = torch.zeros(
-            config.num_layers,
-            2,
-            config.num_blocks,
-            config.block_size,
-            config.num_kv_heads,
-            config.head_dim,
-            dtype=getattr(torch, config.dtype),
-            device=device,
-        )
+        device = torch.device(device)
+        try:
+            self._data = torch.zeros(
+                config.num_layers,
+                2,
+                config.num_blocks,
+                config.block_size,
+                config.num_kv_heads,
+                config.head_dim,
+                dtype=getattr(torch, config.dtype),
+                device=device,
+            )
+        except (RuntimeError, TypeError) as error:  # TypeError: no int64 counts them
+            raise MemoryError(
+                f"{config.num_blocks} blocks need {config.cache_bytes / 2**30:,.1f} "
+                f"GiB, which could not be had on {device}"
+            ) from error
 
     @property
     def block_alignment(self) -> int:
@@ -93,6 +102,8 @@ class KVCache:
         # A slot of -1 marks padding: that row belongs to no token.
         kept = slot_mapping >= 0
         slots = slot_mapping[kept]
+        # A layer's blocks lie without gaps, so this is a view. Were it a copy, what is
+        # written would be lost.
         rows = self._data[layer].flatten(1, 2)  # [2, num_slots, heads, head_dim]
         rows[0].index_copy_(0, slots, key[kept])
         rows[1].index_copy_(0, slots, value[kept])
@@ -112,17 +123,21 @@ class KVCache:
                 f"into must have blocks of shape {self._block_shape}, "
                 f"got {target._block_shape}"
             )
-        origin: dict[int, int] = {}  # destination -> where its content is now
+        # Destination -> where its content is now. (0, 1), (1, 2): what block 1 gets is
+        # block 0's, and so is what block 2 gets from it: {1: 0, 2: 0}.
+        origin: dict[int, int] = {}
         for source, destination in pairs:
             self._check_block(source)
             target._check_block(destination)
+            # In another cache the same id is another block.
             chained = target is self and source in origin
             origin[destination] = origin[source] if chained else source
         if not origin:
             return
         sources = torch.tensor(list(origin.values()), device=self._data.device)
         destinations = torch.tensor(list(origin), device=target._data.device)
-        # All sources are read before any destination is written.
+        # All sources are read before any destination is written. Dimension 2 is the
+        # block: this takes keys and values of all layers at once.
         content = self._data.index_select(2, sources).to(target._data.device)
         target._data.index_copy_(2, destinations, content)
 
@@ -144,7 +159,7 @@ class KVCache:
         index = torch.tensor(
             block_ids[:num_blocks], dtype=torch.int64, device=self._data.device
         )
-        blocks = self._data[layer].index_select(1, index)
+        blocks = self._data[layer].index_select(1, index)  # [2, blocks, block_size, …]
         key, value = blocks.flatten(1, 2)[:, :seq_len]
         return key, value
 
@@ -160,9 +175,10 @@ class KVCache:
             raise IndexError(f"layer must be in 0 … {last}, got {layer}")
         return layer
 
+    # torch would not name the block; on CUDA it would fail later, and for good.
     def _check_block(self, block_id: int) -> None:
         known = range(self.config.num_blocks)
-        if not isinstance(block_id, int) or block_id not in known:
+        if not isinstance(block_id, int) or block_id not in known:  # a hole is None
             last = self.config.num_blocks - 1
             raise ValueError(f"block_id must be in 0 … {last}, got {block_id}")
 

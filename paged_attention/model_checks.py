@@ -71,6 +71,7 @@ def check_config(model: Any, config: Any) -> None:
 def _rope_kinds(config: Any) -> set[str]:
     """One kind for the model, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
+    # transformers has {"rope_type": …}, and {"full_attention": {"rope_type": …}, …}.
     nested = [value for value in rope.values() if isinstance(value, dict)]
     return {str(r.get("rope_type", "default")) for r in nested or [rope]}
 

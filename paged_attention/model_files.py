@@ -14,6 +14,10 @@ class ModelMissingError(FileNotFoundError):
     """The model's files are not on this machine; the message says how to get them."""
 
 
+class ModelLoadError(ValueError):
+    """The model's files are here, but cannot be loaded; the cause is chained."""
+
+
 def model_path(name: str) -> str:
     """Where to load a model from: "smollm2", a folder, or a name on the hub."""
     if name != "smollm2":
@@ -32,9 +36,12 @@ def load(
     """A model and its tokenizer (None if it has none).
 
     device None: CUDA if there is one, else the CPU. dtype None: float32 on a CPU, the
-    checkpoint's own on CUDA.
+    checkpoint's own on CUDA. Raises ModelMissingError, or ModelLoadError for whatever
+    else is wrong with the files.
     """
     path = model_path(name)
+    if os.path.isfile(path):
+        raise ModelLoadError(f"a model is a folder with its files, got the file {path}")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ModuleNotFoundError as error:
@@ -47,24 +54,52 @@ def load(
         dtype = "auto" if device.type == "cuda" else torch.float32
     is_local = os.path.isdir(path)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=is_local
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            local_files_only=is_local,
+            # Else it raises without saying which: that is told below.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    except OSError as error:
-        if is_local:
-            raise
-        raise ModelMissingError(
-            f"{name!r} is no folder here, and the hub did not give it: {error}"
+    except Exception as error:  # each format of a file has errors of its own
+        if isinstance(error, OSError) and not is_local:
+            raise ModelMissingError(
+                f"{name!r} is no folder here, and the hub did not give it: {error}"
+            ) from error
+        raise ModelLoadError(
+            f"the model in {path} cannot be loaded: {_in_a_line(error)}"
         ) from error
+    model, info = loaded
+    if info["mismatched_keys"]:
+        weight, found, expected = min(info["mismatched_keys"])
+        raise ModelLoadError(
+            f"the model in {path} cannot be loaded: {weight} must be {list(expected)} "
+            f"by its config.json, got {list(found)}"
+        )
     return model.to(device), _load_tokenizer(AutoTokenizer, path, is_local)
+
+
+def _in_a_line(error: Exception) -> str:
+    """The first paragraph of what a library has to say."""
+    text = " ".join(str(error).split("\n\n")[0].split())
+    return f"{type(error).__name__}: {text}"
 
 
 def _load_tokenizer(auto_class: Any, path: str, is_local: bool) -> Any:
     """None where there is none: prompts must be token ids then."""
     try:
         tokenizer = auto_class.from_pretrained(path, local_files_only=is_local)
-    except (OSError, ValueError):
-        return None
+    except Exception as error:  # as above
+        # Where there is none, transformers raises one of these two; but not only there.
+        names = ("tokenizer*", "vocab*", "spiece*")
+        files = sorted(file.name for name in names for file in Path(path).glob(name))
+        if isinstance(error, (OSError, ValueError)) and not files:
+            return None
+        raise ModelLoadError(
+            f"the tokenizer in {path} ({', '.join(files)}) cannot be loaded: "
+            f"{_in_a_line(error)}"
+        ) from error
     # Without files transformers makes one up that knows nothing but special tokens.
     is_made_up = len(tokenizer) <= len(tokenizer.all_special_tokens)
     return None if is_made_up else tokenizer

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Protocol
 
 
-class Decodes(Protocol):
-    """What is asked of a tokenizer here."""
+class Detokenizer(Protocol):
+    """What is asked of a tokenizer here: the way back, from token ids to text."""
 
     def decode(
         self, token_ids: Sequence[int], /, *, skip_special_tokens: bool
@@ -27,7 +27,7 @@ class Output:
     index: int
     token_ids: list[int]
     finish_reason: str | None
-    tokenizer: Decodes | None = None
+    tokenizer: Detokenizer | None = None
 
     @cached_property
     def text(self) -> str:

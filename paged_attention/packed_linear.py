@@ -11,7 +11,8 @@ model_executor/layers/utils.py.
 """
 
 import platform
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,12 @@ NUM_ROWS = 32
 
 
 class PackedLinear(nn.Module):
-    """As the nn.Linear that it is made from, which must be packable; inference only."""
+    """As the nn.Linear that it is made from, which must be packable.
+
+    For inference, here, in float32, and nothing else. What would have to read, move or
+    change the weight is refused: left to nn.Module, a checkpoint would be saved without
+    it, and one that is loaded would not reach it.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -33,20 +39,49 @@ class PackedLinear(nn.Module):
             linear.weight.detach(), NUM_ROWS
         )
         self._bias = None if linear.bias is None else linear.bias.detach().clone()
+        self.register_state_dict_pre_hook(_refuse("saved"))
+        self.register_load_state_dict_pre_hook(_refuse("loaded into"))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] float32 -> [..., out_features]"""
         return _onednn()._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # What .to(…), .half() and so on would make of a tensor: may it stay?
+        example = fn(torch.empty(0))
+        if example.device.type != "cpu" or example.dtype != torch.float32:
+            _refuse("moved or converted")()
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        _refuse("copied")()
+
+
+def _refuse(what: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any) -> NoReturn:
+        raise RuntimeError(
+            f"this model's linear layers are packed for an Engine and cannot be {what}:"
+            " load another copy"
+        )
+
+    return refuse
+
 
 def can_pack(module: nn.Module) -> bool:
-    """A plain linear layer, no subclass of one, in float32 on a CPU with oneDNN."""
+    """A plain linear layer in float32 on a CPU with oneDNN.
+
+    Plain: no subclass, and nobody has hung anything on it.
+    """
     return (
         type(module) is nn.Linear
+        and "forward" not in vars(module)
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
         and module.weight.device.type == "cpu"
         and module.weight.dtype == torch.float32
         and platform.machine().lower() in ("x86_64", "amd64")
         and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
     )
 
 
@@ -55,7 +90,8 @@ def pack_linear_layers(model: nn.Module) -> int:
 
     Packing copies. So that the model takes no more memory than before (a tied output
     layer apart), the old weights must not stay: each goes when its layer is replaced,
-    and what else lies in the checkpoint's mapped file is moved out of it.
+    and what else lies in the checkpoint's mapped file is moved out of it. For a moment
+    there are both. Not wanted? torch.backends.mkldnn.enabled = False, before this.
     """
     places = [
         (parent, name)

@@ -15,14 +15,17 @@ class SamplingParams:
     same request gives the same tokens again.
     """
 
-    max_tokens: int = 16
+    max_tokens: int = 16  # to make, at most; a stop token counts
     temperature: float = 0.0
     top_p: float = 1.0
     n: int = 1
+    # vLLM has no such field: its beam search is a loop around the engine,
+    # `LLM.beam_search`, with a request for each beam and step. Here beams fork and
+    # share.
     beam_width: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # of the model's; stop_token_ids still end it
 
     def __post_init__(self) -> None:
         self._check_whole("max_tokens", self.max_tokens, 1)
@@ -37,6 +40,7 @@ class SamplingParams:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
         try:
             # A list is welcome; what is kept can be shared by the forks of a sequence.
+            # Frozen means frozen for us as well, hence this back door.
             object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         except TypeError:
             raise ValueError(

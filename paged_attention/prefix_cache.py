@@ -14,6 +14,8 @@ from paged_attention.block_table import Allocator, BlockTable
 from paged_attention.errors import DoubleFreeError, OutOfBlocksError
 
 
+# eq=False: two are compared by `holds`, in a loop. The == of a dataclass would go from
+# parent to parent by recursion, and a long prompt has a thousand of them.
 @dataclass(slots=True, eq=False)
 class CachedBlock:
     """A published block: the tokens it holds, and the block they come after."""
@@ -32,6 +34,7 @@ class CachedBlock:
         ours, other = self.parent, parent
         if self.tokens != tokens:
             return False
+        # Mostly no round at all: both came by the same parent.
         while ours is not other:
             if ours is None or other is None or ours.tokens != other.tokens:
                 return False
@@ -44,6 +47,8 @@ def block_key(parent: CachedBlock | None, tokens: tuple[int, ...]) -> int:
 
     Equal keys only suggest equal content: `hash(-1) == hash(-2)`.
     """
+    # Python's hash is quick, and good enough where every hit is compared token by token
+    # and no key leaves the process.
     return hash((None if parent is None else parent.key, tokens))
 
 
@@ -55,7 +60,11 @@ class PrefixCache:
     on it: BlockTable(cache, block_size). Blocks that only the cache holds count as
     free; when they are needed, the least recently used goes first, and of one prompt
     the tail before the head, because tables free in that order. Not for several
-    threads. Source: vLLM's v1/core/kv_cache_manager.py.
+    threads.
+
+    Source: vLLM's v1/core/kv_cache_manager.py. There a cached block that nobody uses
+    has the count 0 and stands in the free list, with its hash, until it is handed out;
+    two blocks of the same content may both be cached; and only hashes are compared.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class PrefixCache:
         self._by_key: dict[int, CachedBlock] = {}
         self._by_id: dict[int, CachedBlock] = {}
         # Those that only the cache holds, in the order in which they will be evicted.
+        # The values mean nothing: it is a set with an order.
         self._evictable: OrderedDict[int, None] = OrderedDict()
 
     def acquire(self, token_ids: Sequence[int]) -> BlockTable:
@@ -80,10 +90,11 @@ class PrefixCache:
         At least one token is left to compute: a model needs one to go on from. Raises
         ValueError for tokens that are no ints.
         """
-        hits: list[int] = []
+        hits: list[int] = []  # block ids
         parent = None
         # Block after block from the start: behind a miss nothing can be used, since
-        # the keys and values there depend on what is missing.
+        # the keys and values there depend on what is missing. - 1, for the token that
+        # is left: of 8 tokens in blocks of 4, only the first block is looked for.
         for tokens in self._full_blocks(token_ids, 0, len(token_ids) - 1):
             cached = self._by_key.get(block_key(parent, tokens))
             if cached is None or not cached.holds(tokens, parent):
@@ -116,7 +127,7 @@ class PrefixCache:
                 f"{len(token_ids)} tokens cannot have been written: the table has room "
                 f"for {table.num_tokens}"
             )
-        start = len(token_ids) // self.block_size
+        start = len(token_ids) // self.block_size  # full blocks: the rest is no use yet
         if start:
             table.translate(0)  # raises where it was dropped
         # Back to the last block that is published. Nothing is remembered per table, so
@@ -138,6 +149,8 @@ class PrefixCache:
                 return  # two contents, one key: what follows could not be found
             parent = cached
             start += 1
+
+    # --- what any allocator has ---
 
     @property
     def num_blocks(self) -> int:
@@ -195,11 +208,13 @@ class PrefixCache:
         block_ids = tuple(block_ids)
         published = Counter(b for b in block_ids if b in self._by_id)
         for block_id, entries in published.items():
+            # One reference is the cache's own, so tables can give up one less than all.
             if entries >= self.allocator.ref_count(block_id):
                 raise DoubleFreeError(f"block {block_id} is held by the cache alone")
         self.allocator.free_many(block_ids)
         # In the order in which they were freed: a table frees its tail first.
         for block_id in block_ids:
+            # 1 is the cache's own reference: the last table has just let go.
             if block_id in self._by_id and self.allocator.ref_count(block_id) == 1:
                 self._evictable[block_id] = None
 
@@ -234,10 +249,14 @@ class PrefixCache:
 
     def _evict(self) -> None:
         block_id, _ = self._evictable.popitem(last=False)
-        # The key goes with the block, so the index never outgrows the pool.
+        # The key goes with the block, so the index never outgrows the pool. A block
+        # that came after this one may stay: it is not found any more, unless the same
+        # content is published here again, and goes when its turn comes.
         del self._by_key[self._by_id.pop(block_id).key]
         self.allocator.free_many((block_id,))
 
 
+# A function of its own: to a type checker a token is an int already, and the question
+# idle. Callers that are not checked hand over tensors all the same.
 def _is_int(value: object) -> bool:
     return isinstance(value, int)

@@ -41,10 +41,10 @@ def attention(
     value = value.repeat_interleave(group, dim=1)
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
-    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale  # [heads, queries, keys]
 
     position = torch.arange(seq_len, device=query.device)
-    is_future = position > position[seq_len - num_queries :, None]
+    is_future = position > position[seq_len - num_queries :, None]  # [queries, keys]
     weights = scores.masked_fill(is_future, float("-inf")).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, value)
 
@@ -88,7 +88,7 @@ def paged_attention(
                 (int(block_tables[i, j // block_size]), j % block_size)
                 for j in range(first, position + 1)
             ]
-            key = torch.stack([key_cache[place] for place in places])
+            key = torch.stack([key_cache[place] for place in places])  # [keys, …]
             value = torch.stack([value_cache[place] for place in places])
             result[token] = attention(query[token : token + 1], key, value, scale)[0]
     return result

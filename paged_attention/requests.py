@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_attention.beams import BeamSearch
-from paged_attention.outputs import Decodes, Output
+from paged_attention.outputs import Detokenizer, Output
 from paged_attention.params import SamplingParams
 from paged_attention.sampling import Draw, random_number, sample
 from paged_attention.sequence import Sequence
@@ -31,6 +31,7 @@ class Request:
 
     @property
     def alive(self) -> list[Sequence]:
+        """Those that go on; a beam that was dropped is not in `sequences` any more."""
         return [s for s in self.sequences if s.finish_reason is None]
 
     @property
@@ -39,14 +40,18 @@ class Request:
 
     def draws(self, sequence: Sequence) -> list[Draw]:
         """How its next tokens are drawn: n of them for a prompt that forks now."""
+        # The position of the token that is to be drawn, whichever step comes to it.
         params, position = self.params, len(sequence.token_ids)
         indices: Iterable[int] = (self.sequences.index(sequence),)
+        # Right behind the prompt, and nowhere else. A sequence that was preempted and
+        # is computed again stands further on, so it does not fork once more.
         if position == self.num_prompt_tokens:
             indices = range(params.n)
         return [
             Draw(
                 params.temperature,
                 params.top_p,
+                # Greedy rows do without: each number costs a generator of its own.
                 random_number(self.seed, i, position) if params.temperature else 0.0,
             )
             for i in indices
@@ -59,10 +64,12 @@ class Request:
             self.sequences = list(self.beams.live)
             return
         for sequence, row in zip(sequences, rows, strict=True):
+            # At the end: an index, once given out, belongs to the same sequence for
+            # good.
             self.sequences += [other for other in row if other is not sequence]
 
     def outputs(
-        self, sequences: Iterable[Sequence], tokenizer: Decodes | None
+        self, sequences: Iterable[Sequence], tokenizer: Detokenizer | None
     ) -> list[Output]:
         """These sequences as they are; of a beam search, the n best instead."""
         chosen = [(self.sequences.index(s), s) for s in sequences if self.beams is None]
@@ -89,6 +96,12 @@ def choose_tokens(
     requests, sequences   one for each row of logits
     logits                [num_rows, vocab_size]
     """
+    if bool(logits.amax(dim=-1).isnan().any()):
+        # argmax would make a token of it, and the answer would read like any other.
+        raise RuntimeError(
+            "the model's logits are NaN: its weights are, or attention has read what "
+            "nobody wrote"
+        )
     tokens: list[list[int]] = [[] for _ in sequences]
     beam_rows: dict[Request, list[int]] = {}
     draws: list[tuple[int, Draw]] = []  # (row, how)
@@ -97,9 +110,12 @@ def choose_tokens(
             beam_rows.setdefault(request, []).append(i)
         else:
             draws += [(i, draw) for draw in request.draws(sequence)]
+    # All requests at once: one pass over the logits, not one for each. A prompt that
+    # forks now has its row n times.
     chosen = sample(_rows(logits, [i for i, _ in draws]), [draw for _, draw in draws])
     for (i, _), token in zip(draws, chosen, strict=True):
         tokens[i].append(token)
+    # Beams of one request compete with each other, so they are looked at together.
     for request, rows in beam_rows.items():
         assert request.beams is not None
         log_probs = torch.log_softmax(_rows(logits, rows).float(), dim=-1)
@@ -113,7 +129,7 @@ def settle(
     requests: dict[Hashable, Request],
     sequences: list[Sequence],
     rows: list[list[Sequence]],
-    tokenizer: Decodes | None,
+    tokenizer: Detokenizer | None,
 ) -> list[Output]:
     """What there is to see of the step; requests that are over leave the dict.
 
@@ -131,6 +147,7 @@ def settle(
         if request.beams is None or request.is_over:
             outputs += request.outputs([s for row in grown for s in row], tokenizer)
         if request.is_over:
+            # Its last outputs are in the list already.
             del requests[request_id]
     return outputs
 
@@ -158,7 +175,8 @@ def check_prompt(
             raise ValueError(
                 f"token ids must be in 0 … {vocab_size - 1}, got {token_id}"
             )
-    if max_len is not None and len(token_ids) + params.max_tokens > max_len:
+    # The last token that is made is never read, so it needs no position.
+    if max_len is not None and len(token_ids) + params.max_tokens - 1 > max_len:
         raise ValueError(
             f"a prompt of {len(token_ids)} tokens and {params.max_tokens} to make are "
             f"more than the model's {max_len} positions"
@@ -166,5 +184,7 @@ def check_prompt(
 
 
 def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    # Picking rows copies them, 200 kB for each at a vocabulary of 50,000. Mostly all
+    # are wanted.
     is_all = rows == list(range(len(logits)))
     return logits if is_all else logits[rows]

@@ -15,6 +15,8 @@ class Residence:
     """Where the keys and values of a group are: in the pool, in host memory, nowhere.
 
     A group comes and goes as a whole, so that no part of it holds blocks for nothing.
+    vLLM's v1 knows one of the two ways: what had to leave is computed again
+    (`_preempt_request`). Blocks reach host memory through its connectors alone.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Residence:
             return
         for sequence, table in zip(group.sequences, tables, strict=True):
             table.free()
+            # What it has published may be found again by `enter`, if nobody evicts it.
             sequence.table, sequence.num_computed = None, 0
             sequence.status = SequenceStatus.PREEMPTED
 
@@ -72,6 +75,9 @@ class Residence:
         sequences, tables = group.sequences, group.host_tables
         swapped = bool(tables)  # a group lies there as a whole or not at all
         if not swapped:
+            # Forks come back apart, each with all of its blocks: what they shared is
+            # shared again only as far as the prefix cache finds it. `add` has reckoned
+            # with that.
             tables = [self._new_table(sequence) for sequence in sequences]
         needed = blocks_to_grow(
             tables,
@@ -102,4 +108,5 @@ class Residence:
     def _new_table(self, sequence: Sequence) -> BlockTable:
         if self._prefix_cache is None:
             return self._block_table_class(self.pool, self._block_size)
+        # All tokens, also those that were made before a preemption.
         return self._prefix_cache.acquire(sequence.token_ids)

@@ -30,6 +30,7 @@ class Draw:
 
 def random_number(seed: int, index: int, position: int) -> float:
     """The same number for the same three, on every machine."""
+    # A string is hashed by SHA-512 here; hash() would change from process to process.
     return random.Random(f"{seed}/{index}/{position}").random()
 
 
@@ -40,6 +41,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """
     if len(logits) != len(draws):
         raise ValueError(f"{len(logits)} rows of logits for {len(draws)} draws")
+    # Greedy rows in one go, the others one by one: each has its own distribution.
     tokens = [0] * len(draws)
     greedy = [i for i, draw in enumerate(draws) if draw.temperature == 0]
     likeliest = _argmax(logits if len(greedy) == len(draws) else logits[greedy])
@@ -62,6 +64,7 @@ def _argmax(logits: Tensor) -> list[int]:
 def _draw(logits: Tensor, draw: Draw) -> int:
     # In float64: the sum of fifty thousand small numbers is compared with one number.
     scaled = logits.double()
+    # The largest goes off first: divided by a tiny temperature, it would be infinite.
     probs = torch.softmax((scaled - scaled.max()) / draw.temperature, dim=-1)
     if draw.top_p >= 1:
         return _at(probs, draw.number)
@@ -77,6 +80,8 @@ def _likeliest(probs: Tensor, top_p: float) -> Tensor:
     one with the smaller id."""
     # A few do nearly always, and to sort all takes ten times as long.
     least = probs.topk(min(NUM_CANDIDATES, len(probs))).values[-1]
+    # All that are as likely as the least of these: topk leaves open which of equals it
+    # takes, and a draw must not hang on that.
     token_ids = (probs >= least).nonzero()[:, 0]
     candidates = probs[token_ids]
     if float(candidates.sum()) <= top_p:
@@ -86,6 +91,8 @@ def _likeliest(probs: Tensor, top_p: float) -> Tensor:
 
 def _at(weights: Tensor, number: float) -> int:
     """The index in which the number falls, each as wide as its weight."""
+    # Weights 0.2, 0.5, 0.3 end at 0.2, 0.7, 1.0: the number 0.6 falls in index 1. They
+    # need not add up to 1: a top-p was cut off, or rounding has its part.
     ends = weights.cumsum(0)
     found = int(torch.searchsorted(ends, ends[-1] * number, right=True))
     # Rounding may put the number on the very end; a weight of 0 is never chosen.

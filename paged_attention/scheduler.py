@@ -95,6 +95,7 @@ class Scheduler:
         params = sequence.params
         # Nobody needs the key and value of the last token, so it takes no place.
         length = len(sequence.token_ids) + params.max_tokens - 1
+        # As if its sequences shared nothing: after a preemption they may not.
         needed = num_blocks_for(length, self.block_size) * params.num_seqs
         if needed > self._pool.num_blocks:
             raise ValueError(
@@ -103,6 +104,7 @@ class Scheduler:
                 f"{params.max_tokens}) need {needed} blocks of {self.block_size}, "
                 f"the pool has {self._pool.num_blocks}"
             )
+        # The newest tokens of a group are computed in one step, or not yet.
         at_once = min(self.max_seqs, self.token_budget)
         if params.num_seqs > at_once:
             raise ValueError(
@@ -135,15 +137,21 @@ class Scheduler:
         First the running groups, the oldest first; one that lacks blocks pushes out the
         youngest. Only if nobody had to leave are there blocks for groups that wait.
         The plan is empty when nothing is left to do.
+
+        With a budget of 8, two sequences that make a token and a prompt of 20, the
+        steps have 1 + 1 + 6 tokens three times, and then 1 + 1 + 2.
         """
         if self._plan is not None:
             raise RuntimeError("finish_step must come before the next schedule")
         plan = StepPlan()
+        # Running and waiting are two passes over one rule, as in vLLM: a sequence gets
+        # what it lacks, be it the rest of a prompt or the one token it made last.
         num_preemptions = self.num_preemptions
         self._continue_running(plan)
         # Whoever had to leave would not fit again, and nobody overtakes it.
         if self.num_preemptions == num_preemptions:
             self._admit(plan)
+        # An empty plan is not executed, so no `finish_step` will come for it.
         if plan.scheduled:
             self._plan = plan
         return plan
@@ -159,11 +167,13 @@ class Scheduler:
                 self.num_preemptions += 1
                 # It came before all that wait, so it stands before them.
                 self._waiting.appendleft(victim)
+                # Then it was the youngest itself, and nobody is left to be planned.
                 if victim is group:
                     return
             num_planned += 1
 
     def _admit(self, plan: StepPlan) -> None:
+        # Forks that are still to come have their places already.
         num_seqs = sum(group.max_num_seqs for group in self._running)
         while self._waiting:
             group = self._waiting[0]
@@ -191,6 +201,8 @@ class Scheduler:
 
         False, with nothing done, when there are too few blocks for all of it.
         """
+        # Nothing left is no failure: the group keeps its blocks and goes on in a later
+        # step.
         left = self.token_budget - len(plan.token_ids)
         if len(group.sequences) == 1:
             return self._plan_sequence(group.sequences[0], left, plan)
@@ -201,6 +213,7 @@ class Scheduler:
         rows = zip(group.sequences, group.tables, query_lens, strict=True)
         for sequence, table, query_len in rows:
             if query_len > 0:
+                # In this order: `append_tokens` refuses to write into a shared block.
                 plan.copies += self._copy_on_write(table)
                 plan.add_row(sequence, table.append_tokens(query_len))
         return True
@@ -215,6 +228,7 @@ class Scheduler:
         query_len = min(left, sequence.num_to_compute)
         length = table.num_tokens + query_len
         needed = num_blocks_for(length, self.block_size) - table.num_blocks
+        # Mostly none, and then the pool need not be asked.
         if needed > 0 and needed > self._pool.num_free:
             return False
         if query_len > 0:
@@ -231,6 +245,7 @@ class Scheduler:
         Returns each row's sequences in the order of its tokens, those that finished
         included; a row that was aborted meanwhile gives [], whatever its tokens are.
         """
+        # Without a plan there is nothing to take in, and [] alone is accepted.
         plan = StepPlan() if self._plan is None else self._plan
         check_tokens(plan, new_tokens)
         self._note_written(plan)
@@ -243,6 +258,7 @@ class Scheduler:
             sequence, _ = plan.scheduled[i]
             row: list[Sequence] = []
             if tokens is not None and sequence.table is not None:  # else: aborted
+                # By far the most rows: one token, no fork, nobody dropped.
                 if len(tokens) == 1:
                     row = [sequence]
                     sequence.append(tokens[0])
@@ -286,7 +302,9 @@ class Scheduler:
     def _regroup(self, sequence: Sequence, row: list[Sequence]) -> None:
         """Let those of its row that go on take the place of a sequence in its group."""
         group = self._groups[sequence.request_id]
+        # In its place, not at the end: who comes first is planned first.
         place = group.sequences.index(sequence)
+        # Whoever ended with its token has given its table back already.
         group.sequences[place : place + 1] = [s for s in row if s.table is not None]
         if not group.sequences:
             self._running.remove(group)

@@ -23,6 +23,7 @@ class SequenceStatus(StrEnum):
     FINISHED = "finished"  # holds nothing, and never comes back
 
 
+# eq=False: two requests for the same text are two, and each is its own key in a dict.
 @dataclass(eq=False)
 class Sequence:
     """A prompt and the tokens made so far.
@@ -34,13 +35,15 @@ class Sequence:
     compute is in the middle of its prompt, or comes back after a preemption.
     """
 
+    # After its first step, a prompt of 5 tokens has 6 token_ids, num_computed 5, and a
+    # table of 5 tokens. The next step computes the sixth, at position 5.
     request_id: Hashable
     token_ids: list[int]  # the prompt and what was made; any iterable may be given
     params: SamplingParams
     stop_token_ids: Iterable[int] = ()  # those of the params are added
     num_prompt_tokens: int = field(init=False)
     num_computed: int = field(default=0, init=False)
-    table: BlockTable | None = field(default=None, init=False)
+    table: BlockTable | None = field(default=None, init=False)  # while RUNNING
     host_table: BlockTable | None = field(default=None, init=False)  # while SWAPPED
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     finish_reason: str | None = field(default=None, init=False)
@@ -49,6 +52,7 @@ class Sequence:
         self.token_ids = list(self.token_ids)  # it grows, so it must be our own
         for token_id in self.token_ids:
             self._check_int(token_id)
+        # A set, since every token that is made is looked up in it.
         self.stop_token_ids = {*self.stop_token_ids, *self.params.stop_token_ids}
         self.num_prompt_tokens = len(self.token_ids)
 
@@ -76,12 +80,14 @@ class Sequence:
         """Why the sequence would be complete with this token, or None."""
         if token_id in self.stop_token_ids:
             return "stop"
+        # The prompt's end is fixed; what was made before a preemption counts on.
         num_made = len(self.token_ids) - self.num_prompt_tokens
         return "length" if num_made + 1 >= self.params.max_tokens else None
 
     def twin(self, table: BlockTable | None) -> "Sequence":
         """The same sequence once more, over another table; from here on they differ."""
         twin = copy.copy(self)
+        # The only thing in it that grows; params and stop tokens are never changed.
         twin.token_ids = list(self.token_ids)
         twin.table = table
         return twin
@@ -89,6 +95,7 @@ class Sequence:
     def finish(self, reason: str | None) -> None:
         """Give back everything. The reason is "stop", "length" or "aborted"; a beam
         that was dropped has None."""
+        # At most one of them is there. Aborting a sequence that waits frees nothing.
         for table in (self.table, self.host_table):
             if table is not None:
                 table.free()

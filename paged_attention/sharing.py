@@ -3,6 +3,11 @@
 Counts belong to the block, once, and the allocator keeps them. So both functions are
 short: each reference that a table lists is counted, and no block with two holders is
 written.
+
+The paper and vLLM's first engine had both. vLLM's v1 has neither: n answers are n
+requests that find one another's prompt in the prefix cache, and what lies in a partly
+filled block is computed by each of them. That saves this file, and costs up to a
+block of tokens for each answer.
 """
 
 from typing import TypeVar
@@ -18,6 +23,7 @@ def fork(table: Table) -> Table:
     No key or value moves. The two lists are independent: what is appended to one does
     not lengthen the other. Source: the paper, section 4.4, parallel sampling.
     """
+    # Of a hole nobody holds anything.
     allocator, shared = table.allocator, [b for b in table.block_ids if b is not None]
     done = 0  # how many were counted, should one of them fail
     try:
@@ -37,6 +43,9 @@ def copy_on_write(table: BlockTable) -> list[tuple[int, int]]:
     before the next write, or [] if there is nothing to do: the last block is full, or
     nobody else holds it. Raises OutOfBlocksError, and changes nothing, when no block is
     free for the copy.
+
+    Blocks of 4, two tables [3, 5] with 6 tokens each, block 8 is free: whoever asks
+    first becomes [3, 8], and gets [(5, 8)].
     """
     if table.num_tokens % table.block_size == 0:
         return []
@@ -44,7 +53,8 @@ def copy_on_write(table: BlockTable) -> list[tuple[int, int]]:
     source = table.translate(last)
     if table.allocator.ref_count(source) == 1:
         return []
-    # The source stays intact until the copy is made: its other holders keep it.
+    # What can fail comes before any change. The source stays intact until the copy is
+    # made, since its other holders keep it.
     destination = table.allocator.allocate()
     table.replace(last, destination)
     return [(source, destination)]

@@ -45,7 +45,9 @@ class Counts:
         for row, sequence in enumerate(rows):
             is_new = sequence not in self._started
             if is_new and len(sequence.token_ids) == sequence.num_prompt_tokens:
+                # Where its first token stands: all before it came out of the cache.
                 self.num_hit_tokens += plan.positions[plan.query_start_loc[row]]
+        # Had a table in the last step, is not finished, and has none: it had to leave.
         left = {s for s in self._running & alive if s.table is None}
         self.num_preemptions += len(left)
         self._started = (self._started & alive) | {*rows}
@@ -76,7 +78,9 @@ def stats_of(
 def filled_slots(tables: Iterable[BlockTable]) -> dict[int, tuple[int, int]]:
     """block_id -> (its slots that hold tokens, how many tables list it).
 
-    A shared block counts once, as full as the table has it that fills it most.
+    A shared block counts once, as full as the table has it that fills it most. In
+    blocks of 4, with 6 tokens in [3, 5] and 5 in [3, 8]: block 3 has 4 tokens and 2
+    holders, block 5 has 2 tokens, block 8 one.
     """
     found: dict[int, tuple[int, int]] = {}
     for table in tables:

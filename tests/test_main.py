@@ -1,9 +1,12 @@
 """`python -m paged_attention`: answers stream, the pool is drawn, Ctrl-C is clean."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,9 +167,25 @@ def test_a_frame_fits_into_a_narrow_terminal_and_shows_the_end(folder):
     assert "word199" in text and "word100 " not in text
 
 
+@pytest.mark.parametrize("width", [1, 4, 5])
+def test_a_terminal_without_room_gets_a_frame_all_the_same(folder, width):
+    engine = Engine.from_pretrained(folder, num_blocks=4)
+    engine.add_request([5, 6, 7], SamplingParams(8))
+    engine.step()
+    text = frame_as_text(engine, [watch.Talk("a question", "an answer")], width)
+    assert max(map(len, text.splitlines())) <= width
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--num-blocks", "1000000000000"], "0 blocks need 5,722,045.9 GiB"),
+        (["--num-blocks", "9" * 30], " GiB, which could not be had on cpu"),
+        (
+            ["--model", __file__],
+            f"a model is a folder with its files, got the file {__file__}",
+        ),
+        (["--save-frame", "/no/x.svg"], "got /no/x.svg: No such file or directory"),
         (["--model", "smollm2"], "course get-model"),
         (["--model", "/no/such/folder"], "/no/such/folder"),
         (["--max-tokens", "0"], "max_tokens must be a whole number >= 1, got 0"),
@@ -187,6 +206,105 @@ def test_a_folder_without_weights_is_one_line_too(tmp_path, capsys):
     assert program.main(["w3", "--model", str(tmp_path)]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("paged_attention: ") and str(tmp_path) in error
+
+
+def test_an_engine_without_the_memory_for_its_blocks_says_how_much_it_needs():
+    with pytest.raises(MemoryError, match=r"^9+ blocks need [\d,.]+ GiB, which could"):
+        Engine(make_model(), num_blocks=int("9" * 15))
+
+
+def with_config(path, **changes):
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def cut(path, name, num_bytes):
+    (path / name).write_bytes((path / name).read_bytes()[:num_bytes])
+
+
+DAMAGES = {
+    "weights cut off": (
+        lambda path: cut(path, "model.safetensors", 500),
+        "SafetensorError",
+    ),
+    "weights of another shape": (
+        lambda path: with_config(path, intermediate_size=32),
+        "mlp.down_proj.weight must be [48, 32] by its config.json, got [48, 64]",
+    ),
+    "a string for a number": (
+        lambda path: with_config(path, hidden_size="x"),
+        "'hidden_size' expected int, got str",
+    ),
+    "no weights": (
+        lambda path: (path / "model.safetensors").unlink(),
+        "no file named model.safetensors",
+    ),
+    "a tokenizer cut off": (
+        lambda path: cut(path, "tokenizer.json", 100),
+        "tokenizer.json, tokenizer_config.json) cannot be loaded: JSONDecodeError",
+    ),
+    "another file for a tokenizer": (
+        lambda path: (path / "tokenizer.json").write_text("{}"),
+        "tokenizer.json, tokenizer_config.json) cannot be loaded: KeyError",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_one_line_with_its_folder(damage, folder, tmp_path, capsys):
+    path = tmp_path / "model"
+    shutil.copytree(folder, path)
+    do, message = DAMAGES[damage]
+    do(path)
+    assert program.main(["w3", "--model", str(path)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("paged_attention: the ")
+    assert str(path) in error and message in error
+
+
+def test_what_a_library_said_of_a_damaged_model_is_chained(folder, tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(folder, path)
+    (path / "config.json").write_text("{ not json")
+    with pytest.raises(model_files.ModelLoadError) as caught:
+        model_files.load(str(path))
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_model_without_any_tokenizer_is_told_from_a_broken_one(tmp_path, capsys):
+    make_model().save_pretrained(tmp_path)
+    assert model_files.load(str(tmp_path))[1] is None
+    assert program.main(["w3", "--model", str(tmp_path)]) == 1
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_saved_is_told_before_the_model_is_loaded(
+    folder, tmp_path, capsys
+):
+    assert run(folder, "--save-frame", str(tmp_path)) == 1
+    shown = capsys.readouterr()
+    assert "Is a directory" in shown.err and "loading" not in shown.err
+
+
+def test_a_frame_that_was_never_drawn_leaves_no_file_and_no_change(folder, tmp_path):
+    old, new = tmp_path / "old.svg", tmp_path / "new.svg"
+    old.write_text("a picture")
+    for file in (old, new):
+        assert run(folder, "--num-blocks", "1", "--save-frame", str(file)) == 1
+    assert old.read_text() == "a picture" and not new.exists()
+
+
+def test_the_answers_are_there_even_if_the_picture_is_lost(
+    folder, answers, tmp_path, capsys, monkeypatch
+):
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert run(folder, "--save-frame", str(tmp_path / "frame.svg")) == 1
+    shown = capsys.readouterr()
+    assert all(answer in shown.out for answer in answers)
+    assert shown.err.endswith("paged_attention: no space left\n")
 
 
 @pytest.mark.parametrize("where", ["load", "step"])
@@ -217,6 +335,68 @@ def test_a_real_ctrl_c_leaves_no_traceback(folder):
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "Traceback" not in errors and errors.endswith("interrupted\n")
+
+
+def in_a_terminal(folder, mark, number):
+    """All that a --watch writes, and its exit code; the signal comes after mark."""
+    ours, its = os.openpty()
+    command = [sys.executable, "-m", "paged_attention", "w20", "--model", folder]
+    process = subprocess.Popen(
+        [*command, "--max-tokens", "400", "--temperature", "5", "--watch"],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(its)
+    written = b""
+    try:
+        while piece := os.read(ours, 65536):
+            written += piece
+            if number and mark in written:
+                process.send_signal(number)
+                number = None
+    except OSError:  # so a terminal tells that nobody is left to write to it
+        pass
+    finally:
+        os.close(ours)
+        code = process.wait(timeout=240)
+    return written, code
+
+
+@pytest.mark.parametrize("mark", [b"loading", b"pool at step"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_the_cursor_back(folder, mark, number):
+    written, code = in_a_terminal(folder, mark, number)
+    assert code == 128 + number
+    hidden, shown = written.rfind(b"\x1b[?25l"), written.rfind(b"\x1b[?25h")
+    assert 0 <= hidden < shown
+    assert written.endswith(b"interrupted\r\n") and b"Traceback" not in written
+
+
+def test_a_signal_while_a_string_is_executed_has_its_own_exit_code():
+    code = (
+        "import os, sys, paged_attention.__main__ as m\n"
+        "m._run = lambda _: exec('os.kill(os.getpid(), 15)', {'os': os})\n"
+        "sys.exit(m.main(['w3']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == 128 + signal.SIGTERM
+
+
+def test_an_interrupt_that_became_another_error_is_one_all_the_same(
+    folder, capsys, monkeypatch
+):
+    def interrupted(*_):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise OSError("the terminal is gone")  # noqa: B904 (as in a finally)
+
+    monkeypatch.setattr(model_files, "load", interrupted)
+    assert run(folder) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
 
 
 def test_help_needs_nothing_heavy():

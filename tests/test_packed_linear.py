@@ -1,6 +1,9 @@
 """A packed linear layer computes what the plain one did, and that is let go."""
 
+import copy
+import pickle
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -70,11 +73,61 @@ def test_a_model_lets_its_old_weights_go(is_tied: bool) -> None:
     assert pack_linear_layers(model) == 0  # nothing is left to pack
 
 
+@pytest.mark.parametrize("reason", ["another CPU", "switched off"])
 def test_where_nothing_can_be_packed_the_model_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr(packed_linear.platform, "machine", lambda: "arm64")
+    if reason == "another CPU":
+        monkeypatch.setattr(packed_linear.platform, "machine", lambda: "arm64")
+    else:
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     model = make_model()
     weights = {name: p.data_ptr() for name, p in model.named_parameters()}
     assert pack_linear_layers(model) == 0
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == weights
+
+
+@needs_onednn
+@pytest.mark.parametrize("how", ["hook", "pre-hook", "forward"])
+def test_a_layer_that_somebody_has_hung_something_on_is_left_alone(how: str) -> None:
+    layer = nn.Linear(2, 2)
+    if how == "hook":
+        layer.register_forward_hook(lambda *_: None)
+    elif how == "pre-hook":
+        layer.register_forward_pre_hook(lambda *_: None)
+    else:
+        layer.forward = lambda input: input
+    model = nn.Sequential(layer)
+    assert pack_linear_layers(model) == 0
+    assert model[0] is layer
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda model: model.state_dict(), "saved"),
+        (lambda model: model.load_state_dict({}, strict=False), "loaded into"),
+        (lambda model: model.to(torch.bfloat16), "moved or converted"),
+        (lambda model: model.double(), "moved or converted"),
+        (lambda model: model.to("meta"), "moved or converted"),
+        (copy.deepcopy, "copied"),
+        (pickle.dumps, "copied"),
+    ],
+)
+def test_what_would_lose_or_miss_a_packed_weight_is_refused(
+    use: Callable[[nn.Module], object], what: str
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 3))
+    pack_linear_layers(model)
+    with pytest.raises(RuntimeError, match=f"cannot be {what}"):
+        use(model)
+
+
+@needs_onednn
+def test_a_move_that_changes_nothing_is_no_error() -> None:
+    model = nn.Sequential(nn.Linear(2, 3))
+    pack_linear_layers(model)
+    x = torch.ones(1, 2)
+    expected = model(x)
+    assert torch.equal(model.to("cpu").float()(x), expected)

@@ -129,3 +129,33 @@ def test_a_number_that_makes_no_sense_is_refused(option, value, capsys):
         replay.main([option, value])
     assert caught.value.code == 2
     assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["/no/x.json", "."])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(
+    file, capsys, monkeypatch
+):
+    monkeypatch.setattr(replay, "Replay", None)
+    with pytest.raises(SystemExit) as caught:
+        replay.main(["--requests", "1", "--json", file])
+    assert caught.value.code == 2
+    expected = f"--json must be a file that can be written, got {file}: "
+    assert expected in capsys.readouterr().err
+
+
+def test_a_run_that_fails_leaves_no_file_of_figures(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    assert replay.main(["--trace", str(tmp_path / "none"), "--json", str(file)]) == 2
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--rounds", "0"), ("--requests", "0"), ("--requests", "-1")]
+)
+def test_the_engine_is_not_measured_with_nothing(option, value, capsys, monkeypatch):
+    engine = load("engine_benchmark", BENCHMARKS / "engine.py")
+    monkeypatch.setattr(sys, "argv", ["engine.py", option, value])
+    with pytest.raises(SystemExit) as caught:
+        engine.main()
+    assert caught.value.code == 2
+    assert f"{option} must be at least 1, got {value}" in capsys.readouterr().err

@@ -17,7 +17,7 @@ and report tell what happened.
 
 Tests of Triton exercises speak through kernels (with kernel_layout, kernel_checks and
 kernel_source); in the worker triton_inside watches what kernels do (kernel_memory), and
-ahead compiles them.
+ahead compiles them; triton_ready does beforehand what would take each worker time.
 
 Names are loaded when first used: a worker, which is the learner's process, imports
 modules of this package and must not drag pytest along.

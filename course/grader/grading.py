@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from course.grader import isolation
 from course.grader.errors import GraderError
@@ -12,6 +14,9 @@ from course.grader.paper import Paper, Snapshot, paper_in
 from course.grader.report import ExerciseResult, Failure, Report, TaskResult
 from course.grader.warm import WarmPool, missing_module
 from course.manifest import ROOT, load
+
+if TYPE_CHECKING:
+    import pytest
 
 # Parts of pytest that a silent session does not need; they cost time or print.
 _WITHOUT = (
@@ -49,12 +54,14 @@ def grade_variants(
     variants: Mapping[str, Path],
     *,
     only: Mapping[str, str] | None = None,
+    first: Mapping[str, str] | None = None,
     root: Path = ROOT,
 ) -> dict[str, ExerciseResult]:
     """Grade many answers to one exercise in one session; by name of the variant.
 
     What the exercise needs of earlier ones comes from the solutions. For a variant that
-    is in `only`, just the task named there is graded.
+    is in `only`, just the task named there is graded. For one that is in `first`, the
+    test named there comes before the others: if it fails, they need not run.
     """
     manifest = load(root)
     chapter = manifest.chapter(exercise_id)
@@ -64,12 +71,17 @@ def grade_variants(
         Paper(chapter, Path(file).absolute(), needs, name, asked.get(name))
         for name, file in variants.items()
     ]
-    results, _ = grade_papers(papers)
+    results, _ = grade_papers(papers, first or {})
     return dict(zip(variants, results, strict=True))
 
 
-def grade_papers(papers: Sequence[Paper]) -> tuple[list[ExerciseResult], list[str]]:
-    """Results in the order of papers, and the walls around the learner's code."""
+def grade_papers(
+    papers: Sequence[Paper], first: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[ExerciseResult], list[str]]:
+    """Results in the order of papers, and the walls around the learner's code.
+
+    first: variant -> the test of it that runs before the others.
+    """
     snapshot = Snapshot()
     problems = [paper.problem(snapshot) for paper in papers]
     sound = [
@@ -81,7 +93,7 @@ def grade_papers(papers: Sequence[Paper]) -> tuple[list[ExerciseResult], list[st
     try:
         for paper in sound:
             _start(warm, paper)  # they import while pytest is imported
-        graded = _run(sound, warm, snapshot) if sound else {}
+        graded = _run(sound, warm, snapshot, first) if sound else {}
         walls = warm.walls
     except KeyboardInterrupt:
         warm.kill()  # nobody waits for what they still import
@@ -105,8 +117,28 @@ def _start(warm: WarmPool, paper: Paper) -> None:
         warm.process(preload, "compile")
 
 
+class _Order:
+    """A pytest plugin: the tests in `first` run before the others of their variant."""
+
+    def __init__(self, first: Mapping[str, str]) -> None:
+        self._first = first
+
+    def pytest_collection_modifyitems(self, items: "list[pytest.Item]") -> None:
+        items.sort(key=lambda item: not self._is_first(item))
+
+    def _is_first(self, item: "pytest.Item") -> bool:
+        callspec = getattr(item, "callspec", None)
+        paper = callspec.params.get("exercise") if callspec else None
+        return paper is not None and (
+            getattr(item, "originalname", "") == self._first.get(paper.variant)
+        )
+
+
 def _run(
-    papers: Sequence[Paper], warm: WarmPool, snapshot: Snapshot
+    papers: Sequence[Paper],
+    warm: WarmPool,
+    snapshot: Snapshot,
+    first: Mapping[str, str],
 ) -> dict[Paper, ExerciseResult]:
     import pytest
 
@@ -124,7 +156,7 @@ def _run(
     ]
     arguments += [part for name in _WITHOUT for part in ("-p", f"no:{name}")]
     with _undisturbed(), isolation.unreadable_memory():
-        code = pytest.main(arguments, plugins=[verdict])
+        code = pytest.main(arguments, plugins=[verdict, _Order(first)])
     if verdict.error is not None:
         raise verdict.error
     if code == pytest.ExitCode.INTERRUPTED:

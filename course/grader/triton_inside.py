@@ -1,5 +1,7 @@
 """Every private name of Triton that the grader relies on, and nowhere else.
 
+(What it can do without, and is only faster with, is in triton_ready.)
+
 In a worker's process, installed by the warm process before any learner code:
 
     interpret   TRITON_INTERPRET=1. Each access of a kernel is checked against the

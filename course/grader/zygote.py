@@ -46,7 +46,7 @@ def main() -> None:
         # learner code, and forgotten.
         if name.startswith("paged_attention."):
             instruments.keep(sys.modules[name])
-    kernels = _watch_kernels(config["mode"], instruments)
+    kernels = _watch_kernels(config["mode"], instruments, Path(config["folder"]))
     walls = _build_walls(config, alone) + kernels
     _hide_course()
     gc.collect()
@@ -56,7 +56,7 @@ def main() -> None:
     os._exit(0)  # at once; there is nothing to finalize
 
 
-def _watch_kernels(mode: str, instruments: Instruments) -> list[str]:
+def _watch_kernels(mode: str, instruments: Instruments, folder: Path) -> list[str]:
     """Install the watch over Triton kernels; what it sees, in words."""
     if not mode:
         return []
@@ -65,6 +65,7 @@ def _watch_kernels(mode: str, instruments: Instruments) -> list[str]:
     watch = inside.install(mode)
     if mode == "compile":
         instruments.keep(importlib.import_module(f"{COURSE}.grader.ahead"))
+    importlib.import_module(f"{COURSE}.grader.triton_ready").make_ready(mode, folder)
     if watch.lost:
         reason = f"stores beside a tensor are seen, other accesses not ({watch.lost})"
         return [f"Triton kernels, {mode}: {reason}"]

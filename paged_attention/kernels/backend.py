@@ -28,6 +28,7 @@ def attend(
     Raises RuntimeError where no kernel can run, ValueError for float64.
     """
     check_can_run(query)
+    # Triton launches on the current device, wherever its arguments lie.
     on_device = contextlib.nullcontext()
     if query.device.type == "cuda":
         on_device = torch.cuda.device(query.device)
@@ -48,6 +49,7 @@ def check_can_run(query: Tensor) -> None:
             "the Triton kernels take float16, bfloat16 or float32, got "
             f'{query.dtype}: use backend="torch"'
         )
+    # Whether a kernel is interpreted is settled at its import; any of them can tell.
     if query.device.type == "cuda" or is_interpreted(decode_kernel):
         return
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -67,12 +69,14 @@ def num_splits_for(
     query: Tensor, key_cache: Tensor, block_tables: Tensor, window: int | None
 ) -> int:
     """From sizes alone: lengths on a GPU are not read back to choose."""
+    # The interpreter runs one program after the other: splitting would gain nothing.
     if query.device.type != "cuda":
         return 1
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     tiles = head_tiles(num_heads // num_kv_heads, head_dim, query.dtype)
     per_seq = num_kv_heads * triton.cdiv(tiles["GROUP"], tiles["TILE_GROUP"])
+    # What the widest table has room for: never less than the longest sequence.
     max_len = block_tables.shape[1] * key_cache.shape[1]
     return choose_num_splits(
         num_seqs * per_seq,

@@ -10,6 +10,9 @@ from torch import Tensor
 from paged_attention.kernels.launch import Launch, alignment, cache_arguments, strides
 
 
+# How signatures are written in these files: pointers first, each with the shape behind
+# it, then strides, those of one tensor in a line (hence fmt: skip), then, in capitals,
+# what is known when the kernel is compiled.
 @triton.jit
 def write_kv_kernel(
     new_key_ptr,  # [num_tokens, num_kv_heads, head_dim]
@@ -28,9 +31,11 @@ def write_kv_kernel(
     """Program (i, j): TILE_HEADS KV heads of token i."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token * slots_stride).to(tl.int64)
+    # Padding, which nobody keeps: vLLM marks it with -1 as well.
     if slot < 0:
         return
-    # In 64 bits: a block_id times a stride can pass 2**31.
+    # Slot 10 in blocks of 4 is block 2, offset 2. In 64 bits, since a block_id times a
+    # stride can pass 2**31: wrapped around, it is an address before the cache.
     block_id, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)[:, None]
     dim = tl.arange(0, TILE_DIM)[None, :]
@@ -45,7 +50,7 @@ def write_kv_kernel(
     row = tl.multiple_of(row + head * key_stride_head, [ALIGN, ALIGN])
     tl.store(key_ptr + row + dim * key_stride_dim, key, mask=mask)
 
-    # The values have strides of their own: they may be a view of something else.
+    # Values once more, with strides of their own: they may be a view of something else.
     row = token * new_value_stride_token + head * new_value_stride_head
     place = tl.multiple_of(row, [ALIGN, ALIGN]) + dim * new_value_stride_dim
     value = tl.load(new_value_ptr + place, mask=mask, other=0.0)
@@ -109,6 +114,7 @@ def write_kv_launch(
     value_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Launch:
+    """A program for each token, and for each tile of its KV heads."""
     tiles = _tiles(key_cache)
     return Launch(
         write_kv_kernel,
@@ -143,6 +149,7 @@ def copy_blocks(
 
 
 def copy_blocks_launch(key_cache: Tensor, value_cache: Tensor, pairs: Tensor) -> Launch:
+    """pairs [num_pairs, 2] int64, contiguous; no two of them may touch one block."""
     tiles = _tiles(key_cache)
     block_size, num_kv_heads = key_cache.shape[1:3]
     return Launch(
@@ -165,6 +172,7 @@ def waves(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     read: set[int] = set()
     written: set[int] = set()
     for source, destination in pairs:
+        # Nothing to copy, and no reason to begin a new wave.
         if source == destination:
             continue
         if not result or {source, destination} & written or destination in read:
@@ -182,6 +190,8 @@ def _tiles(cache: Tensor) -> dict[str, int]:
     that do not exist, so that the others are moved in loads of full width."""
     num_kv_heads, head_dim = cache.shape[2:]
     tile_dim = triton.next_power_of_2(head_dim)
+    # 3 heads of 8 float16 numbers are 48 bytes, and the tile has 64 heads of which 61
+    # are masked. 8 heads of 128 are 2 KiB, and the tile is those.
     at_least = max(1, 64 * 16 // (tile_dim * cache.element_size()))
     tile_heads = max(at_least, triton.next_power_of_2(num_kv_heads))
     return {

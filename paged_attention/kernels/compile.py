@@ -29,10 +29,11 @@ from paged_attention.kernels.launch import Launch, is_interpreted
 class Target:
     """A kind of GPU, and the most shared memory that one program gets on it."""
 
-    gpu: GPUTarget
+    gpu: GPUTarget  # backend, architecture, threads in a warp
     max_shared_bytes: int
 
 
+# From NVIDIA's table of compute capabilities; of AMD's GPU it is the LDS.
 TARGETS = {
     "sm_75": Target(GPUTarget("cuda", 75, 32), 64 * 1024),
     "sm_80": Target(GPUTarget("cuda", 80, 32), 163 * 1024),
@@ -122,6 +123,8 @@ def _source(kernel: Any, arguments: Mapping[str, Any], aligned: bool) -> ASTSour
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
+        # What Triton's launcher does with each argument on a GPU. An int of 1 becomes
+        # part of the code: a last stride of 1 is what makes wide loads possible.
         is_free = not parameter.do_not_specialize
         if parameter.is_constexpr or (is_free and type(value) is int and value == 1):
             signature[parameter.name] = "constexpr"
@@ -143,6 +146,8 @@ def _type_of(value: Any) -> str:
 
 
 def _read_nvidia(target: str, ptx: str, cubin: bytes, shared_bytes: int) -> Compiled:
+    # PTX has a load as ld.global.v4.b32 (4 times 32 bits in one instruction), and one
+    # that goes to shared memory behind the program's back as cp.async.cg … 0x10.
     usage = _resource_usage(cubin)
     loads: Counter[int] = Counter()
     for vector, bits in re.findall(
@@ -181,6 +186,7 @@ def _read_amd(target: str, assembly: str, shared_bytes: int) -> Compiled:
     def number(name: str) -> int:
         return sum(int(n) for n in re.findall(rf"\.{name}:\s*(\d+)", assembly))
 
+    # global_load_dwordx4 loads 16 bytes, buffer_load_short_d16_hi 2.
     widths = {"ubyte": 1, "ushort": 2, "short_d16": 2, "dword": 4}
     widths |= {f"dwordx{n}": 4 * n for n in (2, 3, 4)}
     loads: Counter[int] = Counter()

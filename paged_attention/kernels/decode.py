@@ -33,11 +33,13 @@ from paged_attention.kernels.launch import (
 def locate_heads(GROUP: tl.constexpr, TILE_GROUP: tl.constexpr):
     """The KV head of this program, the query heads of its rows, which of them exist,
     and how many there are in all."""
-    # A group larger than a tile is shared by several programs.
+    # A group larger than a tile is shared by several programs. Mostly it is smaller: 32
+    # heads over 8 KV heads are groups of 4 in tiles of 16 rows, and 12 rows idle.
     tiles_per_group: tl.constexpr = (GROUP + TILE_GROUP - 1) // TILE_GROUP
+    # 64 bits, because it is multiplied by strides.
     kv_head = (tl.program_id(1) // tiles_per_group).to(tl.int64)
     first = (tl.program_id(1) % tiles_per_group) * TILE_GROUP
-    in_group = first + tl.arange(0, TILE_GROUP)
+    in_group = first + tl.arange(0, TILE_GROUP)  # [TILE_GROUP]
     num_heads = (tl.num_programs(1) // tiles_per_group) * GROUP
     return kv_head, kv_head * GROUP + in_group, in_group < GROUP, num_heads
 
@@ -66,6 +68,7 @@ def find_keys(
     table_ptr, position, is_key, table_stride_block, BLOCK_SIZE: tl.constexpr
 ):
     """The block of each position, and the place in it: the walk through the table."""
+    # Blocks of 4 and the table [7, 2, 9]: position 6 is block 2, offset 2.
     block_id = tl.load(
         table_ptr + (position // BLOCK_SIZE) * table_stride_block,
         mask=is_key,  # behind the last key the table may say anything
@@ -93,11 +96,11 @@ def load_keys_and_values(
     block_id, offset = find_keys(
         table_ptr, position, is_key, table_stride_block, BLOCK_SIZE
     )
-    row = block_id * key_stride_block + offset * key_stride_slot
+    row = block_id * key_stride_block + offset * key_stride_slot  # [keys]
     # multiple_of computes nothing. It lets the compiler load many numbers at once.
     row = tl.multiple_of(row + kv_head * key_stride_head, ALIGN)
     key = load_rows(key_ptr, row, is_key, key_stride_dim, HEAD_DIM, TILE_DIM, COMPUTE)
-    row = block_id * value_stride_block + offset * value_stride_slot
+    row = block_id * value_stride_block + offset * value_stride_slot  # [keys]
     row = tl.multiple_of(row + kv_head * value_stride_head, ALIGN)
     value = load_rows(
         value_ptr, row, is_key, value_stride_dim, HEAD_DIM, TILE_DIM, COMPUTE
@@ -113,8 +116,9 @@ def add_tile(acc, largest, total, scores, value, COMPUTE: tl.constexpr):
     origin = tl.where(new_largest > float("-inf"), new_largest, 0.0)
     # What was summed up against a smaller score is scaled down to the new one.
     shrink = tl.exp2(largest - origin)
-    weights = tl.exp2(scores - origin[:, None])
+    weights = tl.exp2(scores - origin[:, None])  # [rows, keys]
     total = total * shrink + tl.sum(weights, axis=1)
+    # "ieee" is for float32, which would else lose 13 of its 23 bits (TF32).
     product = tl.dot(weights.to(COMPUTE), value, input_precision="ieee")
     return acc * shrink[:, None] + product, new_largest, total
 
@@ -139,6 +143,8 @@ def attend_keys(
     total = tl.zeros([query.shape[0]], tl.float32)
     acc = tl.zeros([query.shape[0], TILE_DIM], tl.float32)
     for start in range(first, stop, TILE_KEYS):
+        # Tiles follow one another from first on, not from a block's edge: through a
+        # window a tile may well begin in the middle of a block.
         position = start + tl.arange(0, TILE_KEYS)
         is_key = position < stop
         key, value = load_keys_and_values(
@@ -194,7 +200,7 @@ def decode_kernel(
         HEAD_DIM, BLOCK_SIZE, TILE_KEYS, TILE_DIM, ALIGN, COMPUTE,
     )  # fmt: skip
     # An empty sequence has no total: zeros, not 0 / 0.
-    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]  # [TILE_GROUP, TILE_DIM]
     dim = tl.arange(0, TILE_DIM)
     place = out_ptr + (seq * num_heads + head)[:, None] * HEAD_DIM + dim[None, :]
     mask = is_head[:, None] & (dim < HEAD_DIM)[None, :]
@@ -228,6 +234,7 @@ def decode_launch(
     scale: float,
     window: int | None = None,
 ) -> Launch:
+    """A program for each sequence and each tile of query heads that share a KV head."""
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     tiles = head_tiles(num_heads // num_kv_heads, head_dim, query.dtype)
@@ -251,6 +258,10 @@ def decode_launch(
 
 
 def head_tiles(group: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """What a decode kernel is compiled for, besides block size and alignment.
+
+    A group of 4 with a head_dim of 128 in float16: 16 rows, 64 keys, 128 numbers.
+    """
     return {
         "GROUP": group,
         "HEAD_DIM": head_dim,

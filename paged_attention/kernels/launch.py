@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NO_WINDOW = 2**31 - 1  # more keys than any sequence has
-LOG2_E = 1.4426950408889634
+# More keys than any sequence has. It is still an int32, and so is seq_len - NO_WINDOW:
+# a kernel subtracts it without asking whether there is a window.
+NO_WINDOW = 2**31 - 1
+LOG2_E = 1.4426950408889634  # exp(x) == exp2(x * LOG2_E), and exp2 is an instruction
 TILE_BYTES = 16384  # of keys in one tile, and of values: in shared memory on a GPU
 MAX_TILE_ROWS = 64
 
@@ -32,8 +34,8 @@ class Launch:
     kernel: Any
     grid: tuple[int, ...]
     arguments: dict[str, Any]
-    num_warps: int = 4
-    num_stages: int = 3
+    num_warps: int = 4  # threads of a program, in warps: 32 on NVIDIA, 64 on AMD
+    num_stages: int = 3  # how far ahead its loops load: one tile less than this
 
     @property
     def options(self) -> dict[str, Any]:
@@ -45,6 +47,8 @@ class Launch:
         }
 
     def run(self) -> None:
+        """Start it. On a GPU this returns before it is done, as with torch's own."""
+        # CUDA refuses a grid without programs; an empty batch has one.
         if min(self.grid) > 0:
             self.kernel[self.grid](**self.arguments, **self.options)
 
@@ -66,11 +70,13 @@ def compute_dtype(dtype: torch.dtype, kernel: object) -> tl.dtype:
 
 def tile_of(size: int) -> int:
     """The tile for so many rows or columns: a tensor core takes 16 at a time."""
+    # 3 heads of a group or 80 numbers of a head: 16 rows, 128 columns, the rest masked.
     return max(16, triton.next_power_of_2(size))
 
 
 def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
-    """How many keys are in a tile, for any block size."""
+    """How many keys are in a tile, for any block size: 64 at a head_dim of 128 in
+    float16, 32 in float32."""
     return max(16, min(128, TILE_BYTES // (tile_of(head_dim) * dtype.itemsize)))
 
 
@@ -92,7 +98,8 @@ def alignment(*tensors: Tensor) -> int:
 
     Triton itself knows of an argument only whether it is a multiple of 16. With heads
     of 120 numbers their stride is one of 8, which is enough to load 16 bytes at once.
-    One odd stride makes all loads narrow.
+    One odd stride makes all loads narrow. The last stride is left out: it is 1, or the
+    loads are narrow anyway.
     """
     return math.gcd(
         16, *(stride for tensor in tensors for stride in tensor.stride()[:-1])
@@ -113,9 +120,11 @@ def cache_arguments(key_cache: Tensor, value_cache: Tensor) -> dict[str, Any]:
 def batch_arguments(
     block_tables: Tensor, seq_lens: Tensor, scale: float, window: int | None
 ) -> dict[str, Any]:
+    """Tables, lengths, scale and window, as every kernel that attends calls them."""
     return {
         "tables_ptr": block_tables,
         "lens_ptr": seq_lens,
+        # Scores come out as exponents of 2, at no cost: they are scaled once anyway.
         "scale": scale * LOG2_E,
         "window": NO_WINDOW if window is None else min(window, NO_WINDOW),
         **strides("tables", block_tables, "seq", "block"),

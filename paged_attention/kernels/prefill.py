@@ -42,8 +42,11 @@ def find_tile(
     Sequence i gets the tiles from start // TOKENS + i on: never fewer than it needs,
     at times one more, whose first token is then behind the last.
     """
+    # Chunks of 20, 3 and 40 tokens in tiles of 16: starts are 0, 20, 23, so the tiles
+    # of the three begin at 0, 2, 3. vLLM's `find_seq_idx` searches the same way.
     low = tl.zeros([], tl.int32)
     high = num_seqs - 1
+    # As many rounds for all programs; one that has found its place stays there.
     for _ in range(halvings):
         middle = (low + high + 1) // 2
         start = tl.load(starts_ptr + middle * starts_stride).to(tl.int32)
@@ -59,6 +62,7 @@ def find_tile(
 @triton.jit
 def locate_rows(row, GROUP: tl.constexpr, HEADS: tl.constexpr):
     """As `locate_heads`, with the heads of the group repeated for each query token."""
+    # A group of 3: rows 0, 1, 2 are the heads of one token, row 3 is the next one's.
     tiles_per_group: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = (tl.program_id(1) // tiles_per_group).to(tl.int64)
     in_group = (tl.program_id(1) % tiles_per_group) * HEADS + row % HEADS
@@ -148,7 +152,7 @@ def prefill_kernel(
     seq, first_token, start, query_len = find_tile(
         tl.program_id(0), starts_ptr, starts_stride, num_seqs, halvings, TOKENS
     )
-    if first_token >= query_len:
+    if first_token >= query_len:  # the one tile too many
         return
     # Row by row: the heads of the first token, then those of the next.
     row = tl.arange(0, TILE_ROWS)
@@ -223,11 +227,12 @@ def prefill_launch(
     scale: float,
     window: int | None = None,
 ) -> Launch:
+    """Programs for full tiles and one more per sequence: lengths are on the GPU."""
     num_tokens, num_heads, head_dim = query.shape
     num_seqs, num_kv_heads = len(seq_lens), key_cache.shape[2]
     group = num_heads // num_kv_heads
-    is_wide = query.element_size() == 4
-    tile_rows = 64 if head_dim <= 128 else 32  # of 64 KiB on sm_75
+    is_wide = query.element_size() == 4  # float32
+    tile_rows = 64 if head_dim <= 128 else 32  # 64 KiB of shared memory on sm_75
     if is_wide:
         tile_rows = 16
     heads = min(group, tile_rows)
@@ -244,7 +249,7 @@ def prefill_launch(
             "starts_ptr": query_start_loc,
             **strides("starts", query_start_loc, ""),
             "num_seqs": num_seqs,
-            "halvings": num_seqs.bit_length(),
+            "halvings": num_seqs.bit_length(),  # enough to be down to one sequence
             "GROUP": group,
             "HEAD_DIM": head_dim,
             "BLOCK_SIZE": key_cache.shape[1],

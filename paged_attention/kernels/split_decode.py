@@ -30,6 +30,8 @@ from paged_attention.kernels.launch import (
     tile_of,
 )
 
+# vLLM's Triton kernel always cuts into the same number of segments; here the number
+# grows as the batch gets smaller, within these bounds.
 MIN_KEYS_PER_SPLIT = 256  # below that a merge costs more than it gives
 MAX_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
@@ -62,7 +64,8 @@ def split_kernel(
     query = load_rows(
         query_ptr, query_row, is_head, query_stride_dim, HEAD_DIM, TILE_DIM, COMPUTE
     )
-    # Spans are whole tiles, so that only the last one of all is ragged.
+    # Spans are whole tiles, so that only the last one of all is ragged: 100 keys in
+    # tiles of 16 and 4 splits are 7 tiles, in spans of 2, which begin at 0, 32, 64, 96.
     split, num_splits = tl.program_id(2), tl.num_programs(2)
     seq_len = tl.load(lens_ptr + seq * lens_stride).to(tl.int32)
     first_of_all = tl.maximum(seq_len - window, 0)
@@ -105,11 +108,12 @@ def merge_kernel(
     split = tl.arange(0, TILE_SPLITS)
     dim = tl.arange(0, TILE_DIM)
     is_split, is_dim = split < num_splits, dim < HEAD_DIM
-    place = row * num_splits + split
+    place = row * num_splits + split  # [TILE_SPLITS]
     largest = tl.load(largest_ptr + place, mask=is_split, other=float("-inf"))
     total = tl.load(total_ptr + place, mask=is_split, other=0.0)
     # A sequence of length 0 has no largest score: -inf - (-inf) would be NaN.
     largest_of_all = tl.max(largest, axis=0)
+    # How much each split counts, all measured against the same largest score.
     weight = tl.exp2(
         largest - tl.where(largest_of_all > float("-inf"), largest_of_all, 0.0)
     )
@@ -118,7 +122,7 @@ def merge_kernel(
         mask=is_split[:, None] & is_dim[None, :],
         other=0.0,
     )
-    acc = tl.sum(part * weight[:, None], axis=0)
+    acc = tl.sum(part * weight[:, None], axis=0)  # [TILE_DIM]
     total_of_all = tl.sum(total * weight, axis=0)
     result = acc / tl.where(total_of_all > 0, total_of_all, 1.0)
     out = out_ptr + row * HEAD_DIM + dim
@@ -138,6 +142,7 @@ def split_decode(
     """As `decode`, the keys of each sequence shared by num_splits programs."""
     num_seqs, num_heads, head_dim = query.shape
     shape = (num_seqs, num_heads, num_splits)
+    # Not zeros: each program writes its part, empty spans too.
     part = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
     largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -169,6 +174,11 @@ def split_launch(
     scale: float,
     window: int | None = None,
 ) -> Launch:
+    """As `decode_launch`, once for each split.
+
+    part            [num_seqs, num_heads, num_splits, head_dim]   float32
+    largest, total  [num_seqs, num_heads, num_splits]             float32
+    """
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     tiles = head_tiles(num_heads // num_kv_heads, head_dim, query.dtype)
@@ -194,6 +204,7 @@ def split_launch(
 
 
 def merge_launch(out: Tensor, part: Tensor, largest: Tensor, total: Tensor) -> Launch:
+    """A program for each head of each sequence, over what `split_launch` has left."""
     num_seqs, num_heads, num_splits, head_dim = part.shape
     tile_splits, tile_dim = triton.next_power_of_2(num_splits), tile_of(head_dim)
     return Launch(

@@ -24,6 +24,8 @@ SHARED = f'fillcolor="#F5D08A", style="filled"{DOUBLE}'
 CACHED = 'fillcolor="#CDEBDD", style="filled,rounded"'
 PADDING = 'fillcolor="#E4E4E4", style="filled,dotted"'
 
+# Graphviz measures text by these; a browser may show another, a little wider or not. So
+# all widths here are reckoned from the number of characters, on the safe side.
 _FONT = "Helvetica,Arial,sans-serif"
 
 
@@ -46,6 +48,7 @@ class Canvas:
         A double border stays inside, so that it does not reach into the neighbour.
         """
         double, look = DOUBLE in look, look.replace(DOUBLE, "")
+        # Positions are in points (inputscale=72), but sizes are in inches, always.
         width, height = (inches / 72 for inches in size)
         attributes = f'width={width:.4g}, height={height:.4g}, {look}, color="{INK}"'
         if marked:
@@ -53,6 +56,7 @@ class Canvas:
             attributes += f', style="{style}", color="{MARK}", penwidth=3.5'
         self._node(center, f'label="", fixedsize=true, {attributes}')
         if double:
+            # Graphviz' own second border would lie outside of the first.
             inset = 9 if marked else 7
             self.box(center, (size[0] - inset, size[1] - inset), look)
 
@@ -83,6 +87,7 @@ class Canvas:
 
         A marked one has the marking colour and is thick, with the dashes of its pen.
         """
+        # An edge joins nodes, so each corner of the line is a node that nobody sees.
         names = [self._node(at, "shape=point, width=0, style=invis") for at in points]
         if marked:  # of two colours Graphviz takes the later one
             pen += f', color="{MARK}", penwidth=2.5'
@@ -110,6 +115,7 @@ class Canvas:
         name = f"n{self._num_nodes}"
         self._num_nodes += 1
         x, y = center
+        # In DOT y points up. The ! pins the node: neato must not improve on our places.
         self._statements.append(f'{name} [pos="{x:g},{-y:g}!", {attributes}]')
         return name
 

@@ -24,6 +24,7 @@ def chart_style() -> None:
     import matplotlib as mpl
     from matplotlib.rcsetup import cycler
 
+    # A sum runs both side by side: the first line is blue and solid, the next dashed, …
     cycle = cycler(color=COLORS) + cycler(linestyle=LINE_STYLES)
     mpl.rcParams.update(
         {
@@ -62,6 +63,7 @@ def show(figure: "Figure", alt: str) -> None:
     from IPython.display import display
 
     data, metadata = mime_bundle(_svg(figure, alt), _png(figure), alt, alt)
+    # Else Jupyter would show the figure once more at the end of the cell.
     plt.close(figure)
     if get_ipython() is None:
         print(alt)
@@ -74,6 +76,7 @@ def _svg(figure: "Figure", alt: str) -> str:
 
     # Ids come from a hash; a fixed salt makes them the same in every process.
     with mpl.rc_context({"svg.hashsalt": "paged_attention", "svg.fonttype": "path"}):
+        # No date and no version: what has not changed must not show up as changed.
         drawn = _saved(
             figure, "svg", {"Date": None, "Creator": None, "Format": None, "Type": None}
         )

@@ -49,6 +49,7 @@ def picture_of(obj: Any) -> Any:
 
 def _offers(obj: Any, *names: str) -> bool:
     """Whether it has all these names, found out without running any of its code."""
+    # Not hasattr: a property of a half-written class may hang, or print.
     missing = object()
     return all(getattr_static(obj, name, missing) is not missing for name in names)
 
@@ -57,6 +58,7 @@ def register(shell: InteractiveShell) -> None:
     """Put a DrawingFormatter in the place of the shell's formatter, once."""
     display: Any = shell.display_formatter
     usual = display.mimebundle_formatter
+    # No isinstance: a class derived from it, such as ours, must not be replaced.
     if type(usual) is not MimeBundleFormatter:
         return  # ours already, or someone else's, which is left alone
     drawing = DrawingFormatter(parent=display)

@@ -39,6 +39,7 @@ def layout_picture(
         raise ValueError(f"highlight {fixed} lies outside sizes {list(sizes)}")
     captions = _captions(shape_names, sizes, strides, fixed, marked)
     num_cells = max(used) + 1
+    # A row as long as one of the strides: what lies a stride apart stands in a column.
     per_row = max((s for s in strides if 8 <= s <= 32), default=32)
     return Picture(
         _source(captions, num_cells, per_row, used, marked),
@@ -71,6 +72,7 @@ def _captions(
     captions = [f"Shape [{shape}], strides [{', '.join(map(str, strides))}]."]
     if fixed:
         where = ", ".join(f"{name} {i}" for name, i in fixed.items())
+        # Where a marked address follows one that is not, a piece begins.
         pieces = sum(address - 1 not in marked for address in marked)
         captions.append(
             f"Marked: {where}: {_count(len(marked), 'element')} in "

@@ -37,6 +37,7 @@ class _Chain:
         num = len(self.ids)
         if num <= MAX_DRAWN:
             return list(range(num))
+        # A few that are marked; of a circle, the place that it closes at.
         matter = [i for i in range(num) if self.ids[i] in marked][:3]
         matter = matter if self.back is None else [self.back]
         return sorted({*range(MAX_DRAWN - 3), *matter, num - 2, num - 1})
@@ -70,6 +71,8 @@ def linked_list_picture(
     """
     position: dict[int, int] = {}
     step = head
+    # Ends at a block that was met before: then the list is a circle, and `back` says
+    # where it closes. This is how a double free shows.
     while step is not None and 0 <= step < num_blocks and step not in position:
         position[step] = len(position)
         step = next_of[step]

@@ -86,12 +86,14 @@ class Snapshot:
                     holders[block_id].append(f"{table.name}[{logical_block}]")
         for block_id in self.published:
             holders[block_id].append("cache")
+        # A broken table may name blocks outside the pool: they are held as well.
         return {i: holders.get(i, ()) for i in {*range(self.num_blocks), *holders}}
 
     @cached_property
     def problems(self) -> Mapping[Place, str]:
         """What cannot be true, by the block or table entry at which it shows."""
         found: dict[Place, str] = {}
+        # A block can be wrong in two ways at once, and both are said.
         times_free = Counter(self.free_ids or ())
         for block_id, count in enumerate(self.counts or ()):
             words = [
@@ -112,6 +114,7 @@ class Snapshot:
 
     def _problems_of_holders(self, count: int, holders: Sequence[str]) -> Iterator[str]:
         state = f"ref_count {count}" if count else "free"
+        # Where others may hold blocks too, fewer holders than counted prove nothing.
         too_few = self.complete and len(holders) < count
         if too_few and not holders:
             yield f"{state}, but nobody holds it"
@@ -165,6 +168,7 @@ def snapshot(
     if unknown := sorted(words.keys() - tables.keys()):
         raise ValueError(f"words for {unknown}, tables are {sorted(tables)}")
     states = tuple(_table(name, table, words) for name, table in tables.items())
+    # Lists alone, with no pool behind them: as many blocks as they name.
     largest = max((b for t in states for b in t.block_ids if b is not None), default=-1)
     num_blocks = allocator.num_blocks if allocator else largest + 1
     published, evictable = _cached(allocator)
@@ -211,6 +215,7 @@ def _table(
         tuple(table.block_ids),
         table.num_tokens,
         table.block_size,
+        # Words for tokens that are still to come may stand behind the others.
         tuple(words.get(name, ()))[: table.num_tokens],
     )
 

@@ -68,6 +68,7 @@ def mime_bundle(
 def accessible_svg(svg: str, alt: str) -> str:
     """The <svg> element alone, without comments, with alt as role and title."""
     svg = re.sub(r"<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # The tag that opens: its attributes hold no ">".
     head, rest = svg.split(">", 1)
     fit = 'style="max-width: 100%; height: auto"'  # in a narrow window, too
     return f'{head} role="img" {fit}>\n<title>{html.escape(alt)}</title>{rest}'
@@ -79,6 +80,7 @@ def _draw_with_dot(source: str, format: str) -> bytes | None:
         return None
     command = [dot, f"-T{format}"]
     try:
+        # Seconds at most, but a broken installation may wait for ever.
         done = subprocess.run(
             command, input=source.encode(), capture_output=True, check=True, timeout=30
         )

@@ -36,7 +36,9 @@ def pool_picture(
     marked = set(highlight)
     if unknown := marked - set(range(len(counts))):
         raise ValueError(f"no such block to highlight: {sorted(unknown)}")
-    cached: Iterable[int] = getattr(allocator, "block_ids", ())  # by a prefix cache
+    # An allocator that holds blocks itself is a prefix cache; whatever has the count 1
+    # then is held by nobody else.
+    cached: Iterable[int] = getattr(allocator, "block_ids", ())
     evictable = sum(counts[i] == 1 for i in cached)
     summary = pool_summary(counts, allocator.num_free, evictable)
     drawn = range(min(len(counts), MAX_DRAWN))
@@ -54,6 +56,7 @@ def pool_picture(
     for i in drawn:
         row, column = divmod(i, BLOCKS_PER_ROW)
         x, y = column * (width + 12), row * (height + 14)
+        # A count below 0, of a broken allocator, is drawn as in use, and not left out.
         look = (FREE, IN_USE, SHARED)[min(abs(counts[i]), 2)]
         canvas.box((x, y), (width, height), look, i in marked)
         top = y - height / 2

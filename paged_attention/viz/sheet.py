@@ -41,6 +41,7 @@ def draw(view: View, summary: str, notes: Sequence[str], errors: Sequence[str]) 
     per_row = min(MAX_IN_ROW, int(MAX_WIDTH // step))
     pool_width = min(len(view.blocks), per_row) * step - _BETWEEN_BLOCKS
     rows = list(_rows(view.strips))
+    # Arrows across a second row of tables or blocks would run through boxes.
     with_arrows = len(rows) == 1 and len(view.blocks) <= per_row
     tables_width = _width_of(rows[0]) if with_arrows else 0
     y, starts = 26.0, []
@@ -83,6 +84,7 @@ def _width_of(row: Sequence[Strip]) -> float:
 
 
 def _strip_width(strip: Strip) -> float:
+    # Points for each character, at 12 and at 10 points.
     title = 6.2 * len(strip.name) + 5.5 * len(strip.caption) + 14
     return max(title, sum(map(_entry_width, strip.entries)))
 
@@ -184,6 +186,8 @@ def _draw_badge(canvas: Canvas, center: tuple[float, float]) -> None:
 def _draw_arrows(
     canvas: Canvas, starts: Sequence[_Start], xs: Mapping[int, float], y: float
 ) -> None:
+    # Those that end at one block end side by side, in the order in which they start:
+    # so they do not cross there.
     by_target: defaultdict[int, list[_Start]] = defaultdict(list)
     for start in starts:
         by_target[start.target].append(start)

@@ -108,7 +108,7 @@ _BLANK = Cell("", "", "")
 
 def _cells(name: str, history: Sequence[StepState]) -> Iterator[Cell]:
     """A lane of the timeline. Only all of it tells what is computed a second time."""
-    reached, before = 0, None
+    reached, before = 0, None  # the furthest computed so far; the lane a step ago
     for step in history:
         lane = step.lanes.get(name)
         yield _cell(lane, before, reached)
@@ -120,6 +120,8 @@ def _cells(name: str, history: Sequence[StepState]) -> Iterator[Cell]:
 def _cell(lane: _Lane | None, before: _Lane | None, reached: int) -> Cell:
     if lane is None:
         return _BLANK
+    # A status says "running" for a chunk as for a token: what the plan has tells them
+    # apart, so it is asked first.
     if lane.query_len:
         return _computing(lane, min(lane.start + lane.query_len, reached) - lane.start)
     if lane.status == "finished":

@@ -52,6 +52,7 @@ def draw_timeline(
              of the rows of figures, such as "tokens"; then one for each step
     """
     canvas = Canvas()
+    # Names stand left of step 1, whose cell begins at 0.
     left = -(24 + 6.6 * max(map(len, columns[0])))
     canvas.line_of_text(left, 0, summary)
     y = 26.0

@@ -69,7 +69,8 @@ def view_of(
 ) -> View:
     """What was there before is drawn too, marked, and so is what is new."""
     marked = {*highlight, *now.problems}
-    # Tables keep their places, and with them the dashes of their arrows.
+    # The old ones first: tables keep their places, and with them the dashes of their
+    # arrows, when others come and go.
     tables = [*before.tables, *now.tables] if before else now.tables
     names = dict.fromkeys(table.name for table in tables)
     strips = [_strip(name, now, before, marked) for name in names]
@@ -168,6 +169,7 @@ def _wrapped(text: str) -> list[str]:
 def _entry_look(block_id: int | None, now: Snapshot) -> str:
     if block_id is None:
         return FREE
+    # Shared by the count or by what tables say: the two may contradict each other.
     times = len(now.holders[block_id])
     if now.counts is not None and block_id in range(now.num_blocks):
         times = max(times, now.counts[block_id])
@@ -208,7 +210,7 @@ def _block(
 
 
 def _nth(n: int) -> str:
-    teen = n % 100 // 10 == 1
+    teen = n % 100 // 10 == 1  # 11th, 12th, 13th
     return f"{n}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"
 
 
@@ -226,7 +228,8 @@ def _without_idle(blocks: Sequence[Block], now: Snapshot) -> Iterator[Block | in
     if len(blocks) > MAX_IN_ROW:
         busy = [i for i in kept if _is_busy(blocks[i], now)]
         busy = sorted(busy, key=lambda i: not blocks[i].marked)[:MAX_BLOCKS]
-        # A word in the place of one or two blocks would be no shorter.
+        # A word in the place of one or two blocks would be no shorter, so of a run that
+        # is left out the first two are drawn.
         kept = sorted({i + near for i in [*busy, 0] for near in (0, 1, 2)} & {*kept})
     yield from _with_gaps(blocks, kept)
 

@@ -1,7 +1,8 @@
 """Wrong answers are caught by their own task; right answers of another kind are not.
 
 A wrong answer is the solution with one place replaced, and the misconception behind it
-in words. All answers to one exercise are graded in one session.
+in words and the test that catches it, which runs first: the others then need not. All
+answers to one exercise are graded in one session.
 """
 
 import tomllib
@@ -77,12 +78,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         folder = tmp_path_factory.mktemp(chapter.id)
         solution = chapter.solution_path.read_text(encoding="utf-8")
         variants = right_answers(chapter)
-        own_task = {entry["name"]: entry["task"] for entry in wrong_answers(chapter)}
+        own_task: dict[str, str] = {}
+        first: dict[str, str] = {}
         for entry in wrong_answers(chapter):
+            own_task[entry["name"]] = entry["task"]
+            first[entry["name"]] = entry["caught_by"]
             path = variants[entry["name"]] = folder / f"{entry['name']}.py"
             text = solution.replace(entry["find"], entry["replace"])
             path.write_text(text, encoding="utf-8")
-        return grade_variants(chapter.id, variants, only=own_task)
+        return grade_variants(chapter.id, variants, only=own_task, first=first)
 
     return results_of
 
@@ -117,8 +121,10 @@ def test_a_wrong_answer_loses_its_own_task(
 ) -> None:
     result = results(chapter)[entry["name"]]
     assert result.problem is None
-    assert [task.id for task in result.tasks] == [entry["task"]]
-    assert result.tasks[0].status == "failed"
+    (task,) = result.tasks
+    assert task.id == entry["task"]
+    assert task.status == "failed" and task.failure is not None
+    assert task.failure.test == entry["caught_by"]
 
 
 @each_right_answer()

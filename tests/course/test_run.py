@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from course.manifest import ROOT, load
 from course.parts import parts_of, tasks_of
 from course.progress import Progress
 from course.stubs import make_stub
+from paged_attention import model_files
+from paged_attention.engine import Engine
 from paged_attention.model_files import ModelMissingError, model_path
 
 PARTS = ["04", "05", "06", "08", "12"]
@@ -211,6 +215,62 @@ def test_exit_in_a_part_ends_it_with_words(course, ungraded):
     course.have_passed("04")
     code, _, printed = course.run(*PROMPTS, "--mine")
     assert code == 1 and "your allocator ended it: SystemExit" in printed
+
+
+def test_no_part_is_blamed_for_a_model_that_cannot_be_loaded(
+    course, ungraded, tmp_path, tiny_model
+):
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    (broken / "model.safetensors").write_bytes(b"cut off")
+    course.solve("04")
+    course.have_passed("04")
+    code, head, printed = course.run("hello", "--mine", "--model", str(broken))
+    assert code == 1 and whose(head)["04"] == "yours"
+    error = printed.splitlines()[-1]
+    assert error.startswith(f"course run: the model in {broken} cannot be loaded: ")
+    assert "yours" not in printed
+
+
+def test_whatever_happens_before_the_engine_runs_is_nobodys_part(
+    course, ungraded, monkeypatch
+):
+    def load_nothing(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(model_files, "load", load_nothing)
+    course.solve("04")
+    course.have_passed("04")
+    _, _, printed = course.run("hello", "--mine")
+    assert printed == "course run: the engine stopped: RuntimeError: no memory\n"
+
+
+def test_an_error_while_it_serves_names_the_parts_that_serve(
+    course, ungraded, monkeypatch
+):
+    def stop(_):
+        raise RuntimeError("no step")
+
+    monkeypatch.setattr(Engine, "step", stop)
+    course.solve("04")
+    course.have_passed("04")
+    _, _, printed = course.run("hello", "--mine")
+    assert printed.endswith("RuntimeError: no step (yours are: allocator)\n")
+
+
+def test_a_reader_who_has_seen_enough_ends_it_in_silence(tiny_model):
+    command = [sys.executable, "-m", "course", "run", *PROMPTS, "--max-tokens", "99"]
+    process = subprocess.Popen(
+        [*command, "--model", tiny_model],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == f"> {PROMPTS[0]}\n"
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait(timeout=240) == 0
 
 
 def test_a_part_that_lacks_a_task_is_ours_and_says_which(course, ungraded):

@@ -705,3 +705,41 @@ print(run(wild, [x], [view], {}, False)["guards"])
     assert lost == "RuntimeError: the canary did not see a right launch"
     assert right == "True True [True]"
     assert wrong == "[False]"
+
+
+READY = """
+import pathlib
+from course.grader import triton_inside, triton_ready
+from triton.runtime import cache, interpreter
+import triton.language as tl
+{change}
+watch = triton_inside.install({mode!r})
+triton_ready.make_ready({mode!r}, pathlib.Path({folder!r}))
+rewritten = tl.sum.fn in interpreter.InterpretedFunction.rewritten_fn
+looks_once = interpreter._patch_builtin.__module__ == triton_ready.__name__
+print(rewritten, looks_once, cache.triton_key.cache_info().currsize, watch.lost)
+"""
+
+
+def test_what_each_worker_would_do_anew_is_done_before(tmp_path: Path) -> None:
+    code = READY.format(mode="interpret", folder=str(tmp_path), change="")
+    told = in_fresh_process(code, TRITON_INTERPRET="1")
+    assert told.split() == ["True", "True", "0"]
+    code = READY.format(mode="compile", folder=str(tmp_path), change="")
+    assert in_fresh_process(code).split() == ["False", "False", "1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_triton_is_not_as_known_kernels_are_only_slower(tmp_path: Path) -> None:
+    change = """
+patch_attr = interpreter._patch_attr
+def patch_builtin(owner, *rest):
+    for name, member in list(vars(owner).items()):
+        if tl.core.is_builtin(member):
+            patch_attr(owner, name, member, *rest)
+interpreter._patch_builtin = patch_builtin
+del interpreter._patch_attr
+"""
+    code = READY.format(mode="interpret", folder=str(tmp_path), change=change)
+    told = in_fresh_process(code, TRITON_INTERPRET="1")
+    assert told.split() == ["True", "False", "0"]

@@ -134,7 +134,14 @@ def serve_smollm2(parts: list[Part]) -> list[list[int]]:
         options |= part()
     logging.disable_progress_bar()
     model, tokenizer = model_files.load("smollm2", device="cpu")
-    engine = Engine(model, tokenizer, num_blocks=16, **options)
+    # Linear layers stay as they are: packing them needs all weights twice for a moment,
+    # which is more memory than a worker has, and pays in longer answers only.
+    is_enabled = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        engine = Engine(model, tokenizer, num_blocks=16, **options)
+    finally:
+        torch.backends.mkldnn.enabled = is_enabled
     outputs = engine.generate(QUESTIONS, SamplingParams(SMOLLM2_TOKENS))
     return [output.token_ids for output in outputs]
 
