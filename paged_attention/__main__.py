@@ -38,11 +38,15 @@ class _SignalError(KeyboardInterrupt):
     """
 
 
+_caught: list[int] = []  # signals of this process
+
+
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
     """Let SIGTERM and a closed terminal do what Ctrl-C does: unwind, and clean up."""
 
     def interrupt(number: int, _: object) -> None:
+        _caught.append(number)
         raise _SignalError(number)
 
     changed = [
@@ -57,6 +61,14 @@ def _signals_interrupt() -> Iterator[None]:
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)
+        _caught.clear()
+
+
+def _raise_what_was_swallowed() -> None:
+    """What a handler raises is lost if the signal came within a callback of C code, as
+    when an import or the collection of garbage calls one."""
+    if _caught:
+        raise _SignalError(_caught[0])
 
 
 def _exit_code(error: BaseException) -> int:
@@ -121,6 +133,7 @@ def _run(options: argparse.Namespace) -> int:
         os.environ.setdefault("TQDM_DISABLE", "1")
     with _working(f"loading {options.model}", Console(stderr=True)):
         engine, prompts = _prepare(options)
+    _raise_what_was_swallowed()
     from paged_attention.watch import Talk
 
     talks = [Talk(prompt) for prompt in options.prompts]
@@ -224,6 +237,7 @@ def _steps(
             is_first = False
             add(slice(1, None))
         yield
+        _raise_what_was_swallowed()
 
 
 def _stream(talks: list["Talk"], steps: Iterator[None]) -> None:

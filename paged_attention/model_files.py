@@ -77,6 +77,11 @@ def load(
             f"the model in {path} cannot be loaded: {weight} must be {list(expected)} "
             f"by its config.json, got {list(found)}"
         )
+    if info["missing_keys"]:  # transformers would draw them at random
+        raise ModelLoadError(
+            f"the model in {path} cannot be loaded: its files lack "
+            f"{len(info['missing_keys'])} weights, such as {min(info['missing_keys'])}"
+        )
     return model.to(device), _load_tokenizer(AutoTokenizer, path, is_local)
 
 

@@ -345,6 +345,27 @@ def test_a_model_is_loaded_from_a_folder(tmp_path):
     assert hf.Decoder(model).shape == decoder("qwen2").shape
 
 
+def test_a_checkpoint_that_lacks_a_weight_is_not_filled_at_random(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    make_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    message = r"lack 1 weights, such as model\.layers\.1\.mlp\.up_proj\.weight"
+    with pytest.raises(model_files.ModelLoadError, match=message):
+        model_files.load(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
+def test_a_tied_output_layer_is_no_missing_weight(tmp_path, architecture):
+    make_model(architecture, tie_word_embeddings=True).save_pretrained(tmp_path)
+    model, _ = model_files.load(str(tmp_path), device="cpu")
+    tied = model.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is tied
+
+
 def test_a_model_that_is_nowhere_is_said_to_be_missing(tmp_path):
     with pytest.raises(model_files.ModelMissingError, match="no-such-folder"):
         model_files.load(str(tmp_path / "no-such-folder"))

@@ -375,6 +375,24 @@ def test_a_signal_ends_it_with_the_cursor_back(folder, mark, number):
     assert written.endswith(b"interrupted\r\n") and b"Traceback" not in written
 
 
+@pytest.mark.parametrize("where", ["_prepare", "_steps"])
+def test_a_signal_within_a_callback_of_c_code_is_not_lost(folder, where):
+    # What __del__ raises, Python prints and forgets.
+    code = (
+        "import os, sys, paged_attention.__main__ as m\n"
+        "class Callback:\n"
+        "    def __del__(self): os.kill(os.getpid(), 15); [None for _ in range(9)]\n"
+        f"before = m.{where}\n"
+        "def replaced(*args): Callback(); return before(*args)\n"
+        f"m.{where} = replaced\n"
+        f"sys.exit(m.main(['w20', '--model', {str(folder)!r}, '--max-tokens', '4']))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "Exception ignored in" in done.stderr
+    assert done.returncode == 128 + signal.SIGTERM
+
+
 def test_a_signal_while_a_string_is_executed_has_its_own_exit_code():
     code = (
         "import os, sys, paged_attention.__main__ as m\n"
