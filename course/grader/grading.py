@@ -26,6 +26,7 @@ _WITHOUT = (
     "junitxml",
     "logging",
     "doctest",
+    "unraisableexception",  # it collects all garbage at the end of a session
 )
 
 

@@ -16,7 +16,8 @@ from tiny_exercise import answer, write_course
 from course.grader import GraderError, grade, grade_variants, warm
 from course.grader.grading import grade_papers
 from course.grader.paper import paper_in
-from course.manifest import ROOT, Chapter, load
+from course.grader.report import ExerciseResult
+from course.manifest import ROOT, load
 from course.progress import Progress
 from course.stubs import make_stub
 
@@ -44,55 +45,34 @@ def add_test(course: Path, source: str) -> None:
 # 1. The right file is graded.
 
 
+EXERCISES = [chapter for chapter in load().chapters if chapter.exercise]
+
+
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """All real exercises as stubs; and some with only those up to them solved."""
+def of_stubs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExerciseResult]:
+    """What the exercises score as they are handed out; tests/exercises solves them."""
     manifest = load()
-    stubs = tmp_path_factory.mktemp("stubs")
+    folder = tmp_path_factory.mktemp("stubs")
     papers = []
-    for chapter in exercises():
+    for chapter in EXERCISES:
         solution = chapter.solution_path.read_text(encoding="utf-8")
         stub = make_stub(solution, chapter.solution_path.name)
-        (stubs / chapter.exercise_path.name).write_text(stub, encoding="utf-8")
-        papers.append(paper_in(stubs, chapter, manifest, variant="stub"))
-    for chapter in that_load_earlier_ones():
-        solved = tmp_path_factory.mktemp(f"up to {chapter.id}")
-        for each in exercises():
-            done = each.number <= chapter.number
-            source = each.solution_path if done else stubs / each.exercise_path.name
-            (solved / source.name).write_bytes(source.read_bytes())
-        papers.append(paper_in(solved, chapter, manifest, variant="solved"))
+        (folder / chapter.exercise_path.name).write_text(stub, encoding="utf-8")
+        papers.append(paper_in(folder, chapter, manifest, variant="stub"))
     results, _ = grade_papers(papers)
-    return dict(zip([(p.chapter, p.variant) for p in papers], results, strict=True))
+    ids = [chapter.id for chapter in EXERCISES]
+    return dict(zip(ids, results, strict=True))
 
 
-def exercises() -> list[Chapter]:
-    return [chapter for chapter in load().chapters if chapter.exercise]
-
-
-def that_load_earlier_ones() -> list[Chapter]:
-    """The others are graded from their file alone: tests/exercises does it in full."""
-    return [chapter for chapter in exercises() if chapter.needs]
-
-
-@pytest.mark.parametrize("chapter", exercises(), ids=lambda chapter: chapter.id)
+@pytest.mark.parametrize("chapter", [chapter.id for chapter in EXERCISES])
 def test_a_pristine_stub_scores_0_and_is_called_unsolved(
-    real: dict, chapter: Chapter
+    of_stubs: dict[str, ExerciseResult], chapter: str
 ) -> None:
-    result = real[chapter, "stub"]
+    result = of_stubs[chapter]
     assert result.points == 0 and not result.ok
     for task in result.tasks:
+        assert task.failure is not None
         assert task.failure.message.startswith("not solved yet: exercise "), task
-
-
-@pytest.mark.parametrize(
-    "chapter", that_load_earlier_ones(), ids=lambda chapter: chapter.id
-)
-def test_a_solution_scores_all_with_only_the_exercises_up_to_it_solved(
-    real: dict, chapter: Chapter
-) -> None:
-    result = real[chapter, "solved"]
-    assert result.ok and result.points == result.max_points, result.tasks
 
 
 def test_a_marker_planted_in_the_learners_file_shows_up(course: Path) -> None:
