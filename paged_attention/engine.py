@@ -73,42 +73,59 @@ class Engine:
         swapping. Raises UnsupportedModelError, with the reason, for a model that needs
         what is not implemented.
         """
-        require_at_least(1, "max_seqs", max_seqs)  # the pool's size hangs on it
-        self.decoder = hf.Decoder(model, attention)
         self.tokenizer = tokenizer
-        shape = replace(self.decoder.shape, block_size=block_size)
-        most_tokens = max_seqs * (self.decoder.max_len or sys.maxsize)
-        config = sized(
-            shape, num_blocks, memory_bytes, most_tokens, self.decoder.device
-        )
-        self.cache = KVCache(config, self.decoder.device)
-        self.host_cache = host_allocator = None
-        if num_host_blocks:
-            self.host_cache = KVCache(replace(config, num_blocks=num_host_blocks))
-            host_allocator = allocator_class(num_host_blocks)
-        self.allocator = allocator_class(config.num_blocks)
-        self.prefix_cache = None
-        if prefix_caching:
-            self.prefix_cache = PrefixCache(
-                self.allocator, block_size, block_table_class
+        self.decoder = hf.Decoder(model, attention)
+        try:
+            self._make_caches(
+                num_blocks, memory_bytes, num_host_blocks, block_size, max_seqs
             )
-        self.scheduler = scheduler_class(
-            self.allocator,
-            block_size,
-            token_budget=token_budget,
-            max_seqs=max_seqs,
-            prefix_cache=self.prefix_cache,
-            host_allocator=host_allocator,
-            block_table_class=block_table_class,
-            fork=fork,
-            copy_on_write=copy_on_write,
-        )
+            self.allocator = allocator_class(self.cache.config.num_blocks)
+            self.prefix_cache = None
+            if prefix_caching:
+                self.prefix_cache = PrefixCache(
+                    self.allocator, block_size, block_table_class
+                )
+            self.scheduler = scheduler_class(
+                self.allocator,
+                block_size,
+                token_budget=token_budget,
+                max_seqs=max_seqs,
+                prefix_cache=self.prefix_cache,
+                host_allocator=(
+                    allocator_class(num_host_blocks) if num_host_blocks else None
+                ),
+                block_table_class=block_table_class,
+                fork=fork,
+                copy_on_write=copy_on_write,
+            )
+        except BaseException:
+            self.decoder.give_back()
+            raise
         self.eos_token_ids = model_files.eos_token_ids(model, tokenizer)
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._requests: dict[Hashable, Request] = {}  # not yet over, in order
         self._num_requests = 0
         self._unread: list[Output] = []  # for the next step to return as well
         self._counts = Counts()
+        self.decoder.pack()  # last: it cannot be undone
+
+    def _make_caches(
+        self,
+        num_blocks: int | None,
+        memory_bytes: int | None,
+        num_host_blocks: int,
+        block_size: int,
+        max_seqs: int,
+    ) -> None:
+        require_at_least(1, "max_seqs", max_seqs)  # the pool's size hangs on it
+        shape = replace(self.decoder.shape, block_size=block_size)
+        most_tokens = max_seqs * (self.decoder.max_len or sys.maxsize)
+        device = self.decoder.device
+        config = sized(shape, num_blocks, memory_bytes, most_tokens, device)
+        self.cache = KVCache(config, device)
+        self.host_cache = None
+        if num_host_blocks:
+            self.host_cache = KVCache(replace(config, num_blocks=num_host_blocks))
 
     @classmethod
     def from_pretrained(
@@ -197,11 +214,7 @@ class Engine:
 
         A request that is over already, or never was, is no error.
         """
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            alive = request.alive
-            self.scheduler.abort(request_id)
-            self._unread += request.outputs(alive, self.tokenizer)
+        self._end(request_id, [])
 
     # --- one step ---
 
@@ -209,7 +222,9 @@ class Engine:
         """One forward pass; returns the outputs that grew or ended in it.
 
         Those of a beam search come once, when it is over: before, none is certain. If
-        it raises, the requests whose step it was are aborted, and the others go on.
+        the model or another part raises, the requests whose step it was are aborted,
+        and the others go on. So it is with a Ctrl-C, except in the thousandth of a step
+        that is the scheduler's own: whoever goes on after that makes a new engine.
         """
         if self._requests:
             self._advance()
@@ -217,24 +232,17 @@ class Engine:
         return outputs
 
     def _advance(self) -> None:
+        plan = None
         try:
             plan = self.scheduler.schedule()
-        except BaseException:
-            # Half a plan: a table may be longer by tokens that nobody will compute.
-            self._abort(
-                s
-                for s in self.sequences
-                if s.table is not None or s.host_table is not None
-            )
-            raise
-        try:
-            self._counts.see(plan, self.sequences)
+            self._counts.see(plan)
             if not plan.scheduled:
                 raise RuntimeError(
                     f"the scheduler planned nothing, but {len(self._requests)} "
                     "requests are not finished"
                 )
             # Rows that end with their sequence's newest token; the others are chunks.
+            # By the lists alone, which every scheduler's plan has.
             rows = [
                 i
                 for i, (sequence, _) in enumerate(plan.scheduled)
@@ -245,26 +253,38 @@ class Engine:
             for i, tokens in zip(rows, self._run(plan, rows, sequences), strict=True):
                 new_tokens[i] = tokens
             made = self.scheduler.finish_step(new_tokens)
+            made_rows = [made[i] for i in rows]
+            # One by one: what was told before an interrupt is told.
+            self._unread.extend(
+                settle(self._requests, sequences, made_rows, self.tokenizer)
+            )
+            self._drop_what_no_layer_sees(plan)
         except BaseException:
             self._abort_step(plan)
             raise
-        made_rows = [made[i] for i in rows]
-        self._unread += settle(self._requests, sequences, made_rows, self.tokenizer)
-        self._drop_what_no_layer_sees()
 
     def _abort_step(self, plan: Any) -> None:
         """What it was to write or to swap is lost, and with it whose it was."""
-        lost = [sequence for sequence, _ in plan.scheduled]
-        if plan.swap_out:
-            lost += [s for s in self.sequences if s.host_table is not None]
-        self._abort(lost)
-        # The scheduler waits for the end of the step, unless that was what failed.
-        with contextlib.suppress(ValueError):
-            self.scheduler.finish_step([None] * len(plan.scheduled))
+        holders = [s for s in self.sequences if (s.table, s.host_table) != (None, None)]
+        # Half a plan: a table may be longer by tokens that nobody will compute.
+        lost = holders if plan is None else [s for s, _ in plan.scheduled]
+        if plan is not None and plan.swap_out:
+            lost += [s for s in holders if s.host_table is not None]
+        for sequence in lost:
+            self._end(sequence.request_id, lost)
+        if plan is not None:
+            # The scheduler waits for the end of the step, unless that was what failed.
+            with contextlib.suppress(ValueError):
+                self.scheduler.finish_step([None] * len(plan.scheduled))
 
-    def _abort(self, sequences: Iterable[TokenSequence]) -> None:
-        for request_id in [sequence.request_id for sequence in sequences]:
-            self.abort(request_id)
+    def _end(self, request_id: Hashable, lost: list[TokenSequence]) -> None:
+        """Abort a request; told are those that go on, and the lost ones."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            # Before the scheduler ends them. Some of the lost have ended in this step.
+            told = [s for s in request.sequences if s in request.alive or s in lost]
+            self.scheduler.abort(request_id)
+            self._unread += request.outputs(told, self.tokenizer)
 
     def _run(
         self, plan: Any, rows: list[int], sequences: list[TokenSequence]
@@ -280,13 +300,13 @@ class Engine:
         requests = [self._requests[sequence.request_id] for sequence in sequences]
         return choose_tokens(requests, sequences, logits)
 
-    def _drop_what_no_layer_sees(self) -> None:
+    def _drop_what_no_layer_sees(self, plan: Any) -> None:
         """Where every layer slides, give back the blocks behind the widest window."""
         windows = [w for w in self.decoder.windows if w is not None]
         # A table with holes cannot be published, so it is the one or the other.
         if self.prefix_cache is not None or len(windows) < len(self.decoder.windows):
             return
-        for sequence in self.sequences:
+        for sequence, _ in plan.scheduled:
             # The next token sees itself and window - 1 before it.
             first_seen = sequence.num_computed + 1 - max(windows)
             if sequence.table is not None and first_seen > 0:

@@ -128,11 +128,11 @@ def _padded(tables: Sequence[Sequence[int | None]]) -> list[list[int]]:
 class Decoder:
     """A causal language model that computes one step of many sequences.
 
-    It takes the model over: from now on its attention is ours, and on a CPU its linear
-    layers are packed. `shape` has the KV cache's sizes, not yet its number of blocks;
-    `windows` each layer's sliding window.
-    Raises UnsupportedModelError for what would come out wrong, and leaves that model to
-    transformers as it was.
+    It takes the model over: from now on its attention is ours, until `give_back`.
+    `shape` has the KV cache's sizes, not yet its number of blocks; `windows` each
+    layer's sliding window.
+    Raises UnsupportedModelError for what would come out wrong. Whatever is raised, the
+    model is then as it was.
     """
 
     def __init__(self, model: Any, attention: Attention = paged_attention) -> None:
@@ -141,20 +141,19 @@ class Decoder:
                 f"model must be a model of transformers, got {model!r}: "
                 "Engine.from_pretrained loads one by its name"
             )
-        self.model = model.eval()
-        self._attention = attention
         text_config = model.config.get_text_config()
         check_config(model, text_config)
         _register()
-        before = model.config._attn_implementation
-        model.set_attn_implementation(NAME)
+        self.model = model
+        self._attention = attention
+        self._before = model.config._attn_implementation, model.training
         try:
+            model.eval().set_attn_implementation(NAME)
             probe = self._probe()
             check_calls(probe.calls, model, text_config)
-        except UnsupportedModelError:
-            model.set_attn_implementation(before)
+        except BaseException:
+            self.give_back()
             raise
-        pack_linear_layers(model)
         self.windows = [call.window for call in probe.calls]
         num_kv_heads, head_dim = probe.calls[0].key_shape
         self.shape = CacheConfig(
@@ -164,6 +163,16 @@ class Decoder:
             dtype=str(probe.dtype).removeprefix("torch."),
         )
         self.max_len: int | None = getattr(text_config, "max_position_embeddings", None)
+
+    def give_back(self) -> None:
+        """Leave the model to transformers, as it was; not after `pack`."""
+        attention, was_training = self._before
+        self.model.set_attn_implementation(attention)
+        self.model.train(was_training)
+
+    def pack(self) -> None:
+        """On a CPU, lay out the linear layers' weights anew, for good."""
+        pack_linear_layers(self.model, self._probe)
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ model_executor/layers/utils.py.
 
 import platform
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,10 @@ NUM_ROWS = 32
 class PackedLinear(nn.Module):
     """As the nn.Linear that it is made from, which must be packable.
 
-    For inference, here, in float32, and nothing else. What would have to read, move or
-    change the weight is refused: left to nn.Module, a checkpoint would be saved without
-    it, and one that is loaded would not reach it.
+    For inference, here, in float32, and nothing else. Nobody else can read the weight
+    (see `_Watched`), and what would have to move or change it is refused: left to
+    nn.Module, a checkpoint would be saved without it, and one that is loaded would not
+    reach it.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -85,19 +86,42 @@ def can_pack(module: nn.Module) -> bool:
     )
 
 
-def pack_linear_layers(model: nn.Module) -> int:
+class _Watched(nn.Linear):
+    """An nn.Linear, for a while, that notices who reads its parameters beside itself.
+
+    A router of experts, for one, may take the weight and do the product on its own.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # nn.Module keeps parameters where only this method finds them.
+        if name in self._parameters:
+            self.__dict__["is_read"] = True
+        return super().__getattr__(name)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(
+            input, cast("Tensor", self._parameters["weight"]), self._parameters["bias"]
+        )
+
+
+def pack_linear_layers(
+    model: nn.Module, run: Callable[[], object] = lambda: None
+) -> int:
     """Replace, in place, each linear layer that can be packed; returns how many.
 
+    run calls the model once: a layer whose weight somebody else reads meanwhile is left
+    as it is.
     Packing copies. So that the model takes no more memory than before (a tied output
     layer apart), the old weights must not stay: each goes when its layer is replaced,
     and what else lies in the checkpoint's mapped file is moved out of it. For a moment
     there are both. Not wanted? torch.backends.mkldnn.enabled = False, before this.
     """
+    kept = _read_elsewhere(model, run)
     places = [
         (parent, name)
         for parent in model.modules()
         for name, layer in parent.named_children()
-        if can_pack(layer)
+        if can_pack(layer) and id(layer) not in kept
     ]
     for parent, name in places:
         setattr(parent, name, PackedLinear(getattr(parent, name)))
@@ -105,6 +129,20 @@ def pack_linear_layers(model: nn.Module) -> int:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.clone()
     return len(places)
+
+
+def _read_elsewhere(model: nn.Module, run: Callable[[], object]) -> set[int]:
+    """The ids of the linear layers whose parameters others read during run."""
+    layers = [module for module in model.modules() if can_pack(module)]
+    try:
+        for layer in layers:
+            layer.__class__ = _Watched
+        run()
+    finally:
+        read = {id(layer) for layer in layers if vars(layer).pop("is_read", False)}
+        for layer in layers:
+            layer.__class__ = nn.Linear
+    return read
 
 
 def _onednn() -> Any:

@@ -1,9 +1,10 @@
 """What an engine remembers of its requests, and how their next tokens are chosen."""
 
+import contextlib
 import operator
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from paged_attention.outputs import Detokenizer, Output
 from paged_attention.params import SamplingParams
 from paged_attention.sampling import Draw, random_number, sample
 from paged_attention.sequence import Sequence
+
+# Python makes numbers of their elements, or has no order for them: a mistake.
+NO_PROMPTS = (bytes, bytearray, memoryview, Mapping, set, frozenset)
 
 
 @dataclass(eq=False)
@@ -80,6 +84,8 @@ class Request:
             Output(
                 self.request_id,
                 index,
+                # A copy, of all that was made so far: an output stays as it was when
+                # its sequence goes on.
                 sequence.token_ids[self.num_prompt_tokens :],
                 sequence.finish_reason,
                 tokenizer,
@@ -96,11 +102,12 @@ def choose_tokens(
     requests, sequences   one for each row of logits
     logits                [num_rows, vocab_size]
     """
-    if bool(logits.amax(dim=-1).isnan().any()):
+    # A token may be masked out by -inf; a row needs a largest that is a number.
+    if not bool(logits.amax(dim=-1).isfinite().all()):
         # argmax would make a token of it, and the answer would read like any other.
         raise RuntimeError(
-            "the model's logits are NaN: its weights are, or attention has read what "
-            "nobody wrote"
+            "the model's logits are NaN or infinite: its weights are, or attention has "
+            "read what nobody wrote"
         )
     tokens: list[list[int]] = [[] for _ in sequences]
     beam_rows: dict[Request, list[int]] = {}
@@ -130,12 +137,11 @@ def settle(
     sequences: list[Sequence],
     rows: list[list[Sequence]],
     tokenizer: Detokenizer | None,
-) -> list[Output]:
+) -> Iterator[Output]:
     """What there is to see of the step; requests that are over leave the dict.
 
     sequences  those that made tokens; rows: what became of each, forks included
     """
-    outputs: list[Output] = []
     places: dict[Hashable, list[int]] = {}
     for i, sequence in enumerate(sequences):
         places.setdefault(sequence.request_id, []).append(i)
@@ -145,22 +151,29 @@ def settle(
         request.take_in([sequences[i] for i in of_request], grown)
         # Of a beam search nothing is certain before it is over.
         if request.beams is None or request.is_over:
-            outputs += request.outputs([s for row in grown for s in row], tokenizer)
+            yield from request.outputs([s for row in grown for s in row], tokenizer)
         if request.is_over:
-            # Its last outputs are in the list already.
-            del requests[request_id]
-    return outputs
+            del requests[request_id]  # its last outputs are told by now
 
 
-def as_token_ids(prompt: Iterable[Any]) -> list[int]:
+def as_token_ids(prompt: Any) -> list[int]:
     """A list of our own; what is no whole number is refused, not rounded."""
-    token_ids: list[int] = []
-    for token_id in prompt:
-        try:
-            token_ids.append(operator.index(token_id))
-        except TypeError:
-            raise ValueError(f"a token id must be an int, got {token_id!r}") from None
-    return token_ids
+    # A tensor's own elements are tensors, which take a hundred times as long.
+    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(prompt, NO_PROMPTS) or not isinstance(given, Iterable):
+        raise ValueError(
+            f"a prompt must be text or a list of token ids, got {prompt!r}"
+        )
+    token_ids = cast("Iterable[Any]", given)
+    return [t if type(t) is int else _as_token_id(t) for t in token_ids]
+
+
+def _as_token_id(token_id: Any) -> int:
+    # To Python, True is the number 1.
+    if not isinstance(token_id, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(token_id)
+    raise ValueError(f"a token id must be an int, got {token_id!r}")
 
 
 def check_prompt(

@@ -61,7 +61,7 @@ class Scheduler:
         self.block_size = block_size
         self.token_budget = token_budget
         self.max_seqs = max_seqs
-        self.num_preemptions = 0
+        self.num_preemptions = 0  # of groups; `Stats` counts their sequences
         self._residence = Residence(
             allocator, block_size, prefix_cache, host_allocator, block_table_class
         )
@@ -306,6 +306,9 @@ class Scheduler:
         place = group.sequences.index(sequence)
         # Whoever ended with its token has given its table back already.
         group.sequences[place : place + 1] = [s for s in row if s.table is not None]
+        if sequence.params.beam_width is None:
+            # Samples fork once, behind the prompt: whoever has ended needs no place.
+            group.max_num_seqs = len(group.sequences)
         if not group.sequences:
             self._running.remove(group)
             del self._groups[group.request_id]

@@ -113,7 +113,7 @@ class SequenceGroup:
 
     request_id: Hashable
     sequences: list[Sequence]  # those that are not finished
-    max_num_seqs: int  # n or beam_width: what the pool and a step must have room for
+    max_num_seqs: int  # as many may it become: n or beam_width, at first
 
     @property
     def tables(self) -> list[BlockTable]:

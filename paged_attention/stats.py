@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paged_attention.block_table import BlockTable
-from paged_attention.sequence import Sequence
+from paged_attention.sequence import Sequence, SequenceStatus
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,11 @@ class Counts:
     _started: set[Sequence] = field(default_factory=set)
     _running: set[Sequence] = field(default_factory=set)
 
-    def see(self, plan: Any, alive: Iterable[Sequence]) -> None:
-        """Before the step runs; alive: all sequences that are not finished."""
+    def see(self, plan: Any) -> None:
+        """Before the step runs. Who waits is not looked at: there may be thousands."""
         rows = [sequence for sequence, _ in plan.scheduled]
         self.num_steps += 1
         self.num_tokens += len(plan.token_ids)
-        alive = set(alive)
         # A sequence that comes back starts anew, but is no hit of its prompt's.
         for row, sequence in enumerate(rows):
             is_new = sequence not in self._started
@@ -48,10 +47,13 @@ class Counts:
                 # Where its first token stands: all before it came out of the cache.
                 self.num_hit_tokens += plan.positions[plan.query_start_loc[row]]
         # Had a table in the last step, is not finished, and has none: it had to leave.
-        left = {s for s in self._running & alive if s.table is None}
-        self.num_preemptions += len(left)
-        self._started = (self._started & alive) | {*rows}
-        self._running = {s for s in alive if s.table is not None}
+        self.num_preemptions += sum(
+            s.table is None and s.status != SequenceStatus.FINISHED
+            for s in self._running
+        )
+        started = {*self._started, *rows}
+        self._started = {s for s in started if s.status != SequenceStatus.FINISHED}
+        self._running = {s for s in self._started if s.table is not None}
 
 
 def stats_of(

@@ -1,3 +1,6 @@
+import signal
+import sys
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -260,3 +263,28 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 TestAnySequenceOfCalls = AllocatorMachine.TestCase
 TestAnySequenceOfCalls.settings = settings(max_examples=80, derandomize=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such timer")
+def test_a_ctrl_c_never_keeps_the_lock():
+    """Real interrupts at 300 moments nobody chose; whoever keeps the lock hangs."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    pool = BlockAllocator(64)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0003)
+                while True:
+                    pool.free_many(pool.allocate_many(2))
+            except KeyboardInterrupt:
+                assert not pool._lock.locked()
+            # It may have come between the two calls: then the blocks are the test's.
+            pool.free_many([i for i in range(64) if pool.ref_count(i)])
+            pool.check([])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

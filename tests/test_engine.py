@@ -7,12 +7,14 @@ import pytest
 import torch
 from tiny_models import VOCAB, generate, make_model
 
+from paged_attention import engine as engine_module
 from paged_attention.allocator import BlockAllocator
 from paged_attention.attention import paged_attention
 from paged_attention.block_table import BlockTable
 from paged_attention.engine import Engine
 from paged_attention.outputs import Output
 from paged_attention.params import SamplingParams
+from paged_attention.requests import Request
 from paged_attention.sampling import Draw, random_number, sample
 from paged_attention.scheduler import Scheduler
 from paged_attention.sharing import copy_on_write, fork
@@ -360,7 +362,7 @@ def failing_once(function, after):
 
 def parts_that_fail(part, after):
     """Engine options by which this part fails once."""
-    if part == "counts":
+    if part in ("counts", "settle"):
         return {}
     if part == "fork":
         return {"fork": failing_once(fork, after)}
@@ -377,13 +379,26 @@ def parts_that_fail(part, after):
 @pytest.mark.parametrize("after", [2, 7])
 @pytest.mark.parametrize(
     "part",
-    ["fork", "copy_on_write", "append_tokens", "schedule", "counts", "finish_step"],
+    [
+        "fork",
+        "copy_on_write",
+        "append_tokens",
+        "schedule",
+        "counts",
+        "finish_step",
+        "settle",
+    ],
 )
-def test_a_part_that_fails_spoils_no_tokens_and_keeps_no_blocks(part, after):
+def test_a_part_that_fails_spoils_no_tokens_and_keeps_no_blocks(
+    part, after, monkeypatch
+):
     options = {"block_size": 4, "num_blocks": 60, "token_budget": 16}
     engine = Engine(ours(), **options, **parts_that_fail(part, after))
     if part == "counts":  # no drop-in, but Ctrl-C comes everywhere
         engine._counts.see = failing_once(engine._counts.see, after)
+    if part == "settle":
+        settle = failing_once(engine_module.settle, after)
+        monkeypatch.setattr(engine_module, "settle", settle)
     for prompt in PROMPTS[:4]:
         engine.add_request(prompt, SamplingParams(MAX_TOKENS))
         engine.add_request(prompt, replace(SAMPLED, max_tokens=3))
@@ -407,6 +422,43 @@ def test_a_part_that_fails_spoils_no_tokens_and_keeps_no_blocks(part, after):
         if output.finish_reason == "aborted":
             expected = expected[: len(output.token_ids)]
         assert output.token_ids == expected
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_ended_in_a_step_that_failed_is_told_all_the_same(n, monkeypatch):
+    engine = Engine(ours(), block_size=4, num_blocks=60)
+    settle = engine_module.settle
+    monkeypatch.setattr(engine_module, "settle", failing_once(settle, 0))
+    params = SamplingParams(1, n=n, temperature=1.0 if n > 1 else 0.0)
+    engine.add_request(PROMPTS[1], params)
+    with pytest.raises(RuntimeError, match="a part broke"):
+        engine.step()
+    # Of three, two were forks of which nobody had heard.
+    (output,) = engine.step()
+    assert output.finish_reason == "length" and len(output.token_ids) == 1
+    assert is_whole(engine) and not engine.has_work
+
+
+def test_what_was_told_before_an_interrupt_is_not_forgotten(monkeypatch):
+    engine = Engine(ours())
+    for prompt in PROMPTS[:2]:
+        engine.add_request(prompt, SamplingParams(1))
+    tell, told = Request.outputs, []
+
+    def interrupted_at_the_second(*args):
+        told.append(args)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+        return tell(*args)
+
+    monkeypatch.setattr(Request, "outputs", interrupted_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    outputs = engine.step()
+    assert [(o.request_id, o.finish_reason) for o in outputs] == [
+        (0, "length"),
+        (1, "length"),
+    ]
 
 
 def test_a_step_that_fails_forgets_no_output_and_keeps_their_order():
@@ -542,6 +594,28 @@ def test_the_last_token_needs_no_position():
 def test_what_makes_no_engine_says_why(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Engine(**{"model": ours(), **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_blocks": 0},
+        {"block_size": 0},
+        {"token_budget": 0},
+        {"num_host_blocks": -1},
+        {"num_blocks": 3, "memory_bytes": 2**20},
+        {"memory_bytes": 10},
+        {"allocator_class": dict},
+    ],
+)
+def test_where_there_is_no_engine_the_model_is_as_it_was(arguments):
+    model = make_model().train()
+    before = model.state_dict()
+    with pytest.raises((TypeError, ValueError)):
+        Engine(model, **arguments)
+    assert model.training
+    assert generate(model.eval(), PROMPTS[1], 3) == greedy_of_transformers()[1][:3]
+    assert model.state_dict().keys() == before.keys()
 
 
 def test_params_of_another_kind_are_refused():

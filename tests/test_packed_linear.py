@@ -55,6 +55,38 @@ def test_what_is_no_plain_float32_layer_is_left_alone() -> None:
     assert list(model) == layers
 
 
+class Router(nn.Module):
+    """Does a linear layer's work on its own, as some routers of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choose = nn.Linear(3, 2, bias=False)
+        self.then = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.choose.weight
+        return self.then(nn.functional.linear(x.to(weight.dtype), weight))
+
+
+@needs_onednn
+def test_a_layer_whose_weight_others_read_is_left_alone() -> None:
+    model, x = Router(), torch.randn(4, 3)
+    with torch.inference_mode():
+        expected = model(x)
+        assert pack_linear_layers(model, lambda: model(x)) == 1
+        assert type(model.choose) is nn.Linear
+        torch.testing.assert_close(model(x), expected)
+
+
+@needs_onednn
+def test_a_model_that_fails_while_it_is_watched_is_left_as_it_was() -> None:
+    model = Router()
+    with pytest.raises(RuntimeError):
+        pack_linear_layers(model, lambda: model(torch.randn(4, 9)))
+    assert type(model.choose) is type(model.then) is nn.Linear
+    assert "is_read" not in vars(model.choose)
+
+
 @needs_onednn
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_a_model_lets_its_old_weights_go(is_tied: bool) -> None:

@@ -95,6 +95,19 @@ def test_no_more_sequences_run_than_max_seqs():
     server.run()
 
 
+def test_a_sample_that_has_ended_makes_room_for_another_request():
+    scheduler = Scheduler(BlockAllocator(32), 4, token_budget=16, max_seqs=4)
+    scheduler.add(Sequence("a", [1, 2], SamplingParams(9, n=4, stop_token_ids=(0,))))
+    scheduler.schedule()
+    scheduler.finish_step([[5, 6, 7, 8]])
+    scheduler.add(Sequence("b", [4], SamplingParams(2, n=2)))
+    assert rows(scheduler.schedule()) == [("a", 1)] * 4
+    scheduler.finish_step([[5], [0], [7], [0]])
+    # Two are left of four, and none of them forks any more.
+    assert rows(scheduler.schedule()) == [("a", 1), ("a", 1), ("b", 1)]
+    scheduler.finish_step([[5], [7], [1, 2]])
+
+
 def test_without_budget_nobody_is_admitted():
     server = Server(num_blocks=16, block_size=4, token_budget=4)
     server.add("a", [1, 2, 3, 4], max_tokens=2)
