@@ -1,13 +1,12 @@
 """The command line: `course grade 4` and its siblings.
 
 Exit codes: 0 all asked is well, 1 some of it is not, 2 wrong usage, 3 the grader itself
-failed. What a command needs is imported when it runs, so that `course` starts at once.
+failed, 128 + n ended by signal n. What a command needs is imported when it runs, so
+that `course` starts at once.
 """
 
 import argparse
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +17,20 @@ from typing import TYPE_CHECKING, Any
 from course.arguments import make_parser
 from course.manifest import ROOT, Chapter, Manifest, UnknownChapterError, load
 from course.terminal import Out
+from paged_attention.signals import (
+    forget_reader,
+    interrupt_in,
+    say_interrupted,
+    signals_interrupt,
+)
 
 if TYPE_CHECKING:
     from course.progress import Progress
 
 OK, FAILED, USAGE, GRADER_FAILED = 0, 1, 2, 3
+
+# They do nothing but tell: who has seen enough of that has all that was asked for.
+TELLING = ("status", "hint", "solution", "run")
 
 
 class UsageError(Exception):
@@ -67,47 +75,45 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if options.command is None:
+        parser.print_help()
+        return USAGE
     try:
-        parser = make_parser()
-        options = parser.parse_args(argv)
-        if options.command is None:
-            parser.print_help()
-            return USAGE
-        with _ended_in_order():
+        with signals_interrupt(), _reader_may_leave():
             return COMMANDS[options.command](Session(options, root))
-    except (UnknownChapterError, UsageError) as error:
+    except (KeyboardInterrupt, Exception) as error:
+        return _exit_code(error)
+    return OK if options.command in TELLING else FAILED  # it was left in the middle
+
+
+def _exit_code(error: BaseException) -> int:
+    """What the shell is told about an error, after a line for whoever reads."""
+    if (interrupt := interrupt_in(error)) is not None:
+        return say_interrupted(interrupt)
+    if isinstance(error, (UnknownChapterError, UsageError)):
         print(f"course: {error}", file=sys.stderr)
         return USAGE
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `course status | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except OSError as error:  # a folder that cannot be written, a full disk
+    if isinstance(error, OSError):  # a folder that cannot be written, a full disk
         place = f"{error.filename}: " if error.filename else ""
         print(f"course: {place}{error.strerror or error}", file=sys.stderr)
         return USAGE
+    raise error
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal do what Ctrl-C does: end, and clean up."""
-    changed = [
-        name
-        for name in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(name) is signal.SIG_DFL  # nohup ignores one: leave it so
-    ]
-    for name in changed:
-        signal.signal(name, signal.default_int_handler)
+def _reader_may_leave() -> Iterator[None]:
+    """End what is within, in silence, when nobody reads it: `course status | head`."""
     try:
         yield
-    finally:
-        for name in changed:
-            signal.signal(name, signal.SIG_DFL)
+        sys.stdout.flush()  # else the end of Python would, and would say so
+    except BrokenPipeError:
+        forget_reader()
 
 
 def _grade(session: Session) -> int:
+    from course.parts import ALL_YOURS, SERVING
     from course.progress import Progress
     from course.report import Reading
 
@@ -123,20 +129,22 @@ def _grade(session: Session) -> int:
         ids = [chapter.id for chapter in exercises]
         report = grader.grade(ids, target, root=session.root)
     except Exception as error:
-        # An import that was under way may have wrapped a Ctrl-C in an error of its own.
-        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
+        if interrupt_in(error) is not None:
+            raise
         return _grader_failed(error)
     if target == session.root / "exercises":
         Progress(session.root).record(exercises, report)
     shown = "" if target == session.root / "exercises" else options.target
-    Reading(session.out, session.root, tasks, shown).render(report)
+    results = [t for exercise in report.exercises for t in exercise.tasks]
+    done = {task.id for task in results if task.status == "passed"}
+    with _reader_may_leave():  # the verdict stands all the same
+        Reading(session.out, session.root, tasks, shown).render(report)
+        if not shown and done >= SERVING:
+            session.out.line(ALL_YOURS, "green")
     if options.json is not None:
         _write_json(options.json, report.to_json())
     if not tasks:
         return OK if report.ok else FAILED
-    results = [t for exercise in report.exercises for t in exercise.tasks]
-    done = {task.id for task in results if task.status == "passed"}
     return OK if tasks <= done else FAILED
 
 
@@ -282,7 +290,10 @@ def _run(session: Session) -> int:
         prompts = options.prompts or run.PROMPTS
         run.serve(options.model, prompts, options.max_tokens, parts, out)
     except run.NotServedError as error:
-        out.stream.flush()
+        if interrupt_in(error) is not None:
+            raise
+        with _reader_may_leave():
+            out.stream.flush()
         print(f"course run: {error}", file=sys.stderr)
         return FAILED
     except GraderError as error:

@@ -17,6 +17,7 @@ BOX = re.compile(r"^> \*\*Claim (F\d+)\.?\*\*(.*)$", re.MULTILINE)
 VERDICT = re.compile(r"^> \*\*Verdict (F\d+)(.*)$", re.MULTILINE)
 ROW = re.compile(r"^\| (F\d+) (.*?) \| (.*) \|$", re.MULTILINE)
 LEADING = re.compile(r"\b(holds|wrong|open|hardly)\b")
+KINDS = ("wrong", "holds if", "holds")
 
 
 @dataclass
@@ -26,10 +27,16 @@ class Claim:
     id: str  # F1, F2, …
     text: str = ""
     verdicts: list[tuple[Chapter, str]] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)  # of KINDS, from the verdicts' boxes
 
     @property
     def number(self) -> int:
         return int(self.id[1:])
+
+    @property
+    def kind(self) -> str:
+        """The worst that is said of it."""
+        return next((kind for kind in KINDS if kind in self.kinds), "open")
 
 
 def claims(root: Path = ROOT) -> list[Claim]:
@@ -43,6 +50,8 @@ def claims(root: Path = ROOT) -> list[Claim]:
         for claim_id, _, verdict in ROW.findall(source):
             claim = found.setdefault(claim_id, Claim(claim_id))
             claim.verdicts.append((chapter, verdict))
+        for claim_id, box in VERDICT.findall(source):
+            found.setdefault(claim_id, Claim(claim_id)).kinds.add(_kind(box))
     return sorted(found.values(), key=lambda claim: claim.number)
 
 
@@ -75,6 +84,16 @@ def unpaired(root: Path = ROOT) -> list[str]:
             if in_rows - {"open"} and not in_rows <= in_boxes:
                 complaints.append(f"{chapter.stem}: {claim_id}: {in_rows}, {in_boxes}")
     return complaints
+
+
+def _kind(box: str) -> str:
+    """Of a box's first line after the claim's number: ", host: holds if** …"."""
+    words = box.partition("**")[0].rpartition(": ")[2].rstrip(".")
+    if not words.startswith(("holds", "wrong")):
+        raise ValueError(f"a verdict must begin with holds or wrong, got {box!r}")
+    if words.startswith("wrong"):
+        return "wrong"
+    return "holds" if words == "holds" else "holds if"  # "holds for", "holds, but"
 
 
 def _by_claim(found: Iterable[tuple[str, str]]) -> dict[str, set[str]]:

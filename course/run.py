@@ -1,12 +1,11 @@
 """`course run`: a language model answers; with --mine, through the learner's parts."""
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from course.get_model import model_dir
-from course.parts import Part, load_part, place_of
+from course.parts import ALL_YOURS, Part, load_part, place_of
 from course.terminal import Out
 
 PROMPTS = ("What is the capital of France?", "Name three primes.")
@@ -37,6 +36,8 @@ def show_parts(parts: Sequence[Part], out: Out) -> None:
     if mine:
         words = "Your code runs in this very process, not behind the grader's walls."
         out.line(words, "dim")
+    if mine == len(parts):
+        out.line(ALL_YOURS, "green")
     out.line()
 
 
@@ -57,9 +58,8 @@ def serve(
         model, tokenizer = _load_model(model_name, out)
         at_work = mine
         _answer(model, tokenizer, prompts, max_tokens, options, out)
-    except BrokenPipeError:  # `course run | head`: whoever read us has seen enough
-        # Python flushes once more at its end, and would fail there again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        raise  # whoever read us has seen enough
     except (Exception, SystemExit) as error:  # a learner's exit() ends no command
         raise NotServedError(_words_for(error, mine, at_work)) from error
 

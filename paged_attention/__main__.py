@@ -7,11 +7,17 @@ Ctrl-C ends the rest at any moment.
 import argparse
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from paged_attention.signals import (
+    forget_reader,
+    interrupt_in,
+    say_interrupted,
+    signals_interrupt,
+)
 
 if TYPE_CHECKING:
     from paged_attention.engine import Engine
@@ -24,67 +30,18 @@ FRAME_WIDTH = 88  # characters, of a saved picture
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        with _signals_interrupt():
+        with signals_interrupt():
             return _run(options)
     except (KeyboardInterrupt, Exception) as error:
         return _exit_code(error)
 
 
-class _SignalError(KeyboardInterrupt):
-    """A signal that is not Ctrl-C's; args has its number.
-
-    A class of its own also because Python, once code in a string was left by a plain
-    KeyboardInterrupt, ends as if by Ctrl-C, whatever exit code it is given.
-    """
-
-
-_caught: list[int] = []  # signals of this process
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal do what Ctrl-C does: unwind, and clean up."""
-
-    def interrupt(number: int, _: object) -> None:
-        _caught.append(number)
-        raise _SignalError(number)
-
-    changed = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is signal.SIG_DFL  # nohup ignores one: so be it
-    ]
-    for number in changed:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, signal.SIG_DFL)
-        _caught.clear()
-
-
-def _raise_what_was_swallowed() -> None:
-    """What a handler raises is lost if the signal came within a callback of C code, as
-    when an import or the collection of garbage calls one."""
-    if _caught:
-        raise _SignalError(_caught[0])
-
-
 def _exit_code(error: BaseException) -> int:
     """What the shell is told about an error, after a line for whoever reads."""
-    # While we unwind, a closed terminal raises anew; an import wraps what ended it.
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None:
-        with contextlib.suppress(OSError):
-            print("\ninterrupted", file=sys.stderr)
-        number = cause.args[0] if isinstance(cause, _SignalError) else signal.SIGINT
-        return 128 + number  # what shells expect
-    if isinstance(error, BrokenPipeError):  # whoever read us has seen enough
-        # Python flushes once more at its end, and would fail there again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if (interrupt := interrupt_in(error)) is not None:
+        return say_interrupted(interrupt)
+    if isinstance(error, BrokenPipeError):
+        forget_reader()
         return 0
     if isinstance(error, (ValueError, OSError, MemoryError, ModuleNotFoundError)):
         print(f"paged_attention: {error}", file=sys.stderr)
@@ -133,7 +90,6 @@ def _run(options: argparse.Namespace) -> int:
         os.environ.setdefault("TQDM_DISABLE", "1")
     with _working(f"loading {options.model}", Console(stderr=True)):
         engine, prompts = _prepare(options)
-    _raise_what_was_swallowed()
     from paged_attention.watch import Talk
 
     talks = [Talk(prompt) for prompt in options.prompts]
@@ -237,7 +193,6 @@ def _steps(
             is_first = False
             add(slice(1, None))
         yield
-        _raise_what_was_swallowed()
 
 
 def _stream(talks: list["Talk"], steps: Iterator[None]) -> None:

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "paged_attention"
 
 FLOORS = [
     [
-        *("config", "block", "params", "errors", "outputs"),
+        *("config", "block", "params", "errors", "outputs", "signals"),
         *("reference", "kernels", "attention_plan", "packed_linear"),
     ],
     [

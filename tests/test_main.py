@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -307,34 +308,26 @@ def test_the_answers_are_there_even_if_the_picture_is_lost(
     assert shown.err.endswith("paged_attention: no space left\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("where", ["load", "step"])
-def test_ctrl_c_ends_with_130_wherever_it_comes(where, folder, capsys, monkeypatch):
+def test_a_signal_ends_it_wherever_it_comes_with_the_cursor_back(
+    where, number, folder, capsys, monkeypatch
+):
     def interrupted(*_):
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     if where == "load":
         monkeypatch.setattr(model_files, "load", interrupted)
     else:
         monkeypatch.setattr(Engine, "step", interrupted)
-    assert run(folder) == 130
-    assert capsys.readouterr().err.endswith("interrupted\n")
-
-
-def test_a_real_ctrl_c_leaves_no_traceback(folder):
-    command = [sys.executable, "-m", "paged_attention", "w20", "--model", folder]
-    process = subprocess.Popen(
-        [*command, "--max-tokens", "400", "--temperature", "5"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "> w20\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 130
-    assert "Traceback" not in errors and errors.endswith("interrupted\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then believes in a terminal
+    before = signal.getsignal(number)
+    assert run(folder, "--watch") == 128 + number
+    shown = capsys.readouterr()
+    drawn = shown.err if where == "load" else shown.out
+    assert 0 <= drawn.rfind("\x1b[?25l") < drawn.rfind("\x1b[?25h")
+    assert shown.err.endswith("interrupted\n") and "Traceback" not in shown.err
+    assert signal.getsignal(number) is before
 
 
 def in_a_terminal(folder, mark, number):
@@ -365,9 +358,11 @@ def in_a_terminal(folder, mark, number):
     return written, code
 
 
-@pytest.mark.parametrize("mark", [b"loading", b"pool at step"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_with_the_cursor_back(folder, mark, number):
+@pytest.mark.parametrize(
+    ("mark", "number"),
+    [(b"loading", signal.SIGINT), (b"pool at step", signal.SIGTERM)],
+)
+def test_a_real_process_ends_in_order_in_a_real_terminal(folder, mark, number):
     written, code = in_a_terminal(folder, mark, number)
     assert code == 128 + number
     hidden, shown = written.rfind(b"\x1b[?25l"), written.rfind(b"\x1b[?25h")
@@ -376,21 +371,37 @@ def test_a_signal_ends_it_with_the_cursor_back(folder, mark, number):
 
 
 @pytest.mark.parametrize("where", ["_prepare", "_steps"])
-def test_a_signal_within_a_callback_of_c_code_is_not_lost(folder, where):
-    # What __del__ raises, Python prints and forgets.
-    code = (
-        "import os, sys, paged_attention.__main__ as m\n"
-        "class Callback:\n"
-        "    def __del__(self): os.kill(os.getpid(), 15); [None for _ in range(9)]\n"
-        f"before = m.{where}\n"
-        "def replaced(*args): Callback(); return before(*args)\n"
-        f"m.{where} = replaced\n"
-        f"sys.exit(m.main(['w20', '--model', {str(folder)!r}, '--max-tokens', '4']))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert "Exception ignored" in done.stderr
-    assert done.returncode == 128 + signal.SIGTERM
+def test_a_signal_within_a_callback_of_c_code_is_not_lost(
+    where, folder, capsys, monkeypatch
+):
+    class Callback:
+        def __del__(self):  # what it raises, Python forgets
+            signal.raise_signal(signal.SIGTERM)
+            [None for _ in range(9)]
+
+    before = getattr(program, where)
+
+    def replaced(*arguments):
+        Callback()
+        return before(*arguments)
+
+    monkeypatch.setattr(program, where, replaced)
+    assert run(folder) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.endswith("interrupted\n")
+
+
+def test_a_signal_while_torch_is_imported_waits_for_its_end(capsys, monkeypatch):
+    # Interrupted in the middle, its C++ code would end the process at once.
+    def prepare(_):
+        code = "signal.raise_signal(signal.SIGTERM); done.append('the import')"
+        exec(code, {"__name__": "torch", "signal": signal, "done": done})
+        time.sleep(60)
+
+    done = []
+    monkeypatch.setattr(program, "_prepare", prepare)
+    assert program.main(["w3"]) == 128 + signal.SIGTERM
+    assert done == ["the import"]
+    assert capsys.readouterr().err.endswith("interrupted\n")
 
 
 def test_a_signal_while_a_string_is_executed_has_its_own_exit_code():

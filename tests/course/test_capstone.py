@@ -36,6 +36,12 @@ TEXTS = {
     ),
     "leaks": SOLUTION.replace("def free_many(self", "def _free_many(self")
     + "\n\nFreeListAllocator.free_many = lambda self, block_ids: None\n",
+    "raises": SOLUTION.replace(
+        "def share(self, block_id: int) -> None:",
+        'def share(self, block_id: int) -> None:\n        raise KeyError("no share")\n',
+    ),
+    "shares nothing": SOLUTION
+    + "\n\ndef share(self, block_id):\n    pass\n\n\nFreeListAllocator.share = share\n",
     "no python": "class FreeListAllocator(:\n",
 }
 
@@ -78,6 +84,18 @@ def test_the_packages_part_has_none(results, name):
 
 def test_a_leak_is_seen(results):
     assert results["leaks"].points == 0
+
+
+def test_an_error_in_the_part_names_its_line_and_the_exercise_to_grade(results):
+    failure = results["raises"].failure
+    assert failure is not None and failure.got == "KeyError: no share"
+    assert "ex04_free_list.py:" in failure.location
+    assert 'raise KeyError("no share"); course grade 4 may show' in failure.message
+
+
+def test_a_part_that_serves_wrongly_names_the_exercise_to_grade(results):
+    assert results["shares nothing"].points == 0
+    assert "course grade 4 may show a smaller case" in words(results["shares nothing"])
 
 
 def test_a_file_that_is_no_python_is_told_by_name(results):

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,13 +139,103 @@ def test_a_signal_ends_a_command_in_order(course, monkeypatch, name):
     def grade(ids, target, root):
         try:
             os.kill(os.getpid(), number)
+        except KeyboardInterrupt:  # as pytest does, which knows nothing of signals
+            raise KeyboardInterrupt from None
         finally:
             ended.append(name)
 
     monkeypatch.setattr(grader, "grade", grade, raising=False)
     code, said = course("grade")
-    assert code == 130 and said == "\ninterrupted\n" and ended == [name]
+    assert code == 128 + number and said == "\ninterrupted\n" and ended == [name]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_within_a_callback_of_c_code_is_not_lost(
+    course, monkeypatch, name, goes_on
+):
+    number = getattr(signal, name)
+    passed = []
+
+    class Callback:
+        def __del__(self):  # what it raises is reported to a hook, and forgotten
+            signal.raise_signal(number)
+            passed.append([None for _ in range(9)])
+
+    def grade(ids, target, root):
+        Callback()
+        passed.append("the callback")
+        if goes_on:
+            time.sleep(60)
+        return on_file(result(), root)
+
+    monkeypatch.setattr(grader, "grade", grade, raising=False)
+    hook = sys.unraisablehook
+    code, said = course("grade")
+    assert passed == ["the callback"]
+    assert code == 128 + number and said.endswith("\ninterrupted\n")
+    assert sys.unraisablehook is hook
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_what_else_is_raised_in_a_callback_is_reported_as_ever(course, monkeypatch):
+    class Callback:
+        def __del__(self):
+            raise ValueError("of the callback")
+
+    def grade(ids, target, root):
+        Callback()
+        return on_file(result(), root)
+
+    reported = []
+    monkeypatch.setattr(grader, "grade", grade, raising=False)
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda what: reported.append(str(what.exc_value))
+    )
+    assert course("grade")[0] == 0 and reported == ["of the callback"]
+
+
+@contextmanager
+def nobody_reads():
+    """Standard output is a pipe whose other end is closed."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as stream, redirect_stdout(stream):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["status"], 0),
+        (["hint", "0.1"], 0),
+        (["grade"], 1),
+        (["build", "--stubs"], 1),
+    ],
+)
+def test_a_reader_who_has_left_is_no_failure_of_what_only_tells(
+    course, monkeypatch, words, code
+):
+    graded(monkeypatch, result("failed", FAILURE))
+    with nobody_reads():
+        assert course(*words) == (code, "")
+
+
+def test_what_was_graded_is_written_though_nobody_reads(course, tmp_path):
+    file = tmp_path / "out.json"
+    with nobody_reads():
+        assert course("grade", "--json", str(file)) == (0, "")
+    assert json.loads(file.read_text())["exercises"]
+
+
+def test_a_command_whose_reader_has_left_ends_in_silence():
+    command = [sys.executable, "-m", "course", "status"]
+    with nobody_reads():
+        done = subprocess.run(
+            command, stdout=sys.stdout, stderr=subprocess.PIPE, cwd=ROOT
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_ctrl_c_that_an_import_wrapped_is_no_fault_of_the_grader(course, monkeypatch):

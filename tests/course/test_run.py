@@ -2,17 +2,18 @@
 
 import hashlib
 import json
+import os
 import shutil
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from course import grader
 from course.cli import main
+from course.grader import ExerciseResult, Report, TaskResult
 from course.manifest import ROOT, load
-from course.parts import parts_of, tasks_of
+from course.parts import ALL_YOURS, SERVING, parts_of, tasks_of
 from course.progress import Progress
 from course.stubs import make_stub
 from paged_attention import model_files
@@ -104,6 +105,11 @@ class Course:
         # What is loaded may draw a bar on stderr.
         return code, head, printed.err if code else mark + answers
 
+    def say(self, *words: str) -> str:
+        """What another command prints."""
+        main(words, self.root)
+        return self._capsys.readouterr().out
+
     def files(self) -> dict[str, bytes]:
         folder = self.root / "exercises"
         return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -170,7 +176,7 @@ def test_what_is_solved_is_graded_first_and_serves(course):
     yours = {"04": "yours", "05": "yours"}
     assert whose(head) == dict.fromkeys(PARTS, "ours") | yours
     assert "passes 4.1, 4.2, 4.3" in head
-    assert "runs in this very process" in head
+    assert "runs in this very process" in head and ALL_YOURS not in head
     assert answers == course.run(*PROMPTS)[2]
     assert course.files() == before
     assert Progress(course.root).standing(load(course.root).chapter("04")).points == 8
@@ -182,7 +188,32 @@ def test_all_parts_can_be_the_learners(course, ungraded):
     code, head, answers = course.run(*PROMPTS, "--mine")
     assert code == 0, answers
     assert whose(head) == dict.fromkeys(PARTS, "yours")
+    assert head.count(ALL_YOURS) == 1
     assert answers == course.run(*PROMPTS)[2]
+
+
+def test_the_tasks_that_say_so_are_one_for_each_part():
+    tasks = [task.id for task in load().chapter(13).tasks]
+    assert sorted(SERVING) == tasks[1:] and len(SERVING) == len(PARTS)
+
+
+@pytest.mark.parametrize(("num_passed", "is_said"), [(6, True), (5, False)])
+def test_a_grade_says_when_all_parts_are_the_learners(
+    course, monkeypatch, num_passed, is_said
+):
+    def grade(ids, target, root):
+        chapter = load(root).chapter(13)
+        states = ["passed"] * num_passed + ["failed"] * (6 - num_passed)
+        tasks = tuple(
+            TaskResult(task.id, task.title, 1, 1, state, 1)
+            for task, state in zip(chapter.tasks, states, strict=True)
+        )
+        path = str(chapter.exercise_path)
+        return Report((ExerciseResult(chapter.exercise_stem, path, tasks),))
+
+    monkeypatch.setattr(grader, "grade", grade)
+    assert (ALL_YOURS in course.say("grade", "13.6")) == is_said
+    assert ALL_YOURS not in course.say("grade", "13", "--target", "solutions")
 
 
 @pytest.mark.parametrize(
@@ -258,19 +289,26 @@ def test_an_error_while_it_serves_names_the_parts_that_serve(
     assert printed.endswith("RuntimeError: no step (yours are: allocator)\n")
 
 
-def test_a_reader_who_has_seen_enough_ends_it_in_silence(tiny_model):
-    command = [sys.executable, "-m", "course", "run", *PROMPTS, "--max-tokens", "99"]
-    process = subprocess.Popen(
-        [*command, "--model", tiny_model],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        text=True,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.readline() == f"> {PROMPTS[0]}\n"
-    process.stdout.close()
-    assert process.stderr.read() == "" and process.wait(timeout=240) == 0
+def test_a_reader_who_has_seen_enough_ends_it_at_once(
+    course, capsys, monkeypatch, tiny_model
+):
+    num_steps = 0
+    before = Engine.step
+    reading, writing = os.pipe()
+
+    def step(engine):
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 2:
+            assert os.read(reading, 9999).startswith(f"> {PROMPTS[0]}\n".encode())
+            os.close(reading)
+        return before(engine)
+
+    monkeypatch.setattr(Engine, "step", step)
+    words = [*PROMPTS, "--max-tokens", "99", "--model", tiny_model]
+    with os.fdopen(writing, "w") as stream, redirect_stdout(stream):
+        assert main(["run", *words], course.root) == 0
+    assert num_steps == 2 and "course" not in capsys.readouterr().err
 
 
 def test_a_part_that_lacks_a_task_is_ours_and_says_which(course, ungraded):
