@@ -52,7 +52,7 @@ OPT_PLACES = 12 * 2**30 // OPT_13B.token_bytes
 LLAMA_8B = CacheConfig(num_layers=32, num_kv_heads=8, head_dim=128)
 LLAMA_PLACES = (80 * 10**9 - 2 * 8_030_261_248) // LLAMA_8B.token_bytes
 
-PARTS = ("tokens", "reserved", "internal", "rounding", "external", "free")
+PARTS = ("tokens", "reserved", "internal", "rounding", "refused", "free")
 
 # --- two ways of handing out memory -------------------------------------------------
 
@@ -69,7 +69,7 @@ class Count:
     reserved: int = 0  # will be filled before the sequence ends
     internal: int = 0  # handed out, never filled
     rounding: int = 0  # added by the allocator, never filled
-    external: int = 0  # free, enough for the next request, and yet of no use to it
+    refused: int = 0  # free, enough for the next request, and yet of no use to it
     free: int = 0  # free, too few for the next request
 
     sequences: int = 0
@@ -83,7 +83,7 @@ class Count:
         if not self.steps:
             raise ValueError("all requests fit at once, so the pool was never full")
         places = self.num_places * self.steps
-        used = places - self.external - self.free
+        used = places - self.refused - self.free
         mean_held = self.tokens / self.sequences
         formula = (
             None if self.block_size is None else predicted(mean_held, self.block_size)
@@ -151,7 +151,7 @@ class Reserved:
         # It waits, so no region is large enough: because too little is free at all?
         num_free = self.buddies.num_free
         if num_free >= self._places(next_one):
-            count.external += num_free
+            count.refused += num_free
         else:
             count.free += num_free
 
@@ -280,7 +280,7 @@ COLUMNS = {  # column of the table -> figure
     "reserved": "reserved",
     "internal": "internal",
     "rounding": "rounding",
-    "external": "external",
+    "refused": "refused",
     "free": "free",
     "of used": "tokens_of_used",
     "formula": "predicted_of_used",

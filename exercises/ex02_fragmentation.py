@@ -29,9 +29,9 @@ up to num_places:
     "rounding"      places that were handed out without having been asked for
     "external"      free places that are too scattered: a sequence waits that wants
                     next_size places in a row; all free places together would be enough,
-                    yet nowhere are so many free side by side. (The chapter also
-                    counts those that lie side by side and are refused because its
-                    allocator hands out powers of two only; this task does not.)
+                    yet nowhere are so many free side by side. (The chapter's
+                    "refused" is more: also those that lie side by side and do not
+                    help, because its allocator hands out powers of two only.)
     "free"          free places otherwise: somewhere are enough side by side, or even
                     all together are too few; next_size is 0 if nobody waits
 
@@ -159,4 +159,4 @@ def best_block_size(
     raise NotImplementedError("exercise 2.3: the cheapest of the candidates")
 
 
-# pristine stub, sha256 of the lines above: f6d4da0cf8c8d4c0
+# pristine stub, sha256 of the lines above: b430c88172952548

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from paged_attention import attention_plan, attention_torch
+from paged_attention.config import require_at_least
+from paged_attention.kv_cache import require_tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int32, torch.int64)
@@ -55,27 +57,19 @@ def paged_attention(
     step is checked once: the same values in the next layer are known to be good.
     """
     _check_tensors(query, key_cache, value_cache, block_tables, seq_lens)
-    if window is not None and window < 1:
-        raise ValueError(f"window must be >= 1 or None, got {window}")
-    starts = query_start_loc
-    if starts is None:
-        if len(query) != len(seq_lens):
-            raise ValueError(
-                f"without query_start_loc each sequence has one query token: got "
-                f"{len(query)} tokens for {len(seq_lens)} sequences"
-            )
-        starts = torch.arange(len(seq_lens) + 1, device=query.device)  # one each
-    _check_integers("query_start_loc", starts, [len(seq_lens) + 1], query)
+    _check_starts(query, seq_lens, query_start_loc)
+    if window is not None:
+        require_at_least(1, "window", window)
     if scale is None:
         scale = 1 / math.sqrt(query.shape[2])
-    tensors = (query, key_cache, value_cache, block_tables, seq_lens)
+    # Decode has a kernel of its own, so it must not look like a prefill: where there
+    # was no query_start_loc, none is made before somebody reads it.
+    tensors = (query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
     if _uses_triton(backend, query):
-        _check_values(*tensors, starts, window)
-        # Decode has a kernel of its own, so it must not look like a prefill.
-        return _triton_attend()(*tensors, query_start_loc, scale, window)
-    return attention_torch.attend(
-        query, key_cache, value_cache, _plan(*tensors, starts, window), scale
-    )
+        _check_values(*tensors, window)
+        return _triton_attend()(*tensors, scale, window)
+    plan = _plan(*tensors, window)
+    return attention_torch.attend(query, key_cache, value_cache, plan, scale)
 
 
 def _plan(
@@ -84,20 +78,29 @@ def _plan(
     value_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
-    starts: Tensor,
+    query_start_loc: Tensor | None,
     window: int | None,
 ) -> attention_plan.AttentionPlan:
     """A new one, once the values were checked; or that of a batch with the same."""
+    starts = _starts_of(query_start_loc, seq_lens)
     tensors = (query, key_cache, value_cache, block_tables, seq_lens, starts)
     if query.device.type != "cpu":  # to compare values would wait for the device
         return attention_plan.make_plan(*tensors, window)
     batch = attention_plan.batch_of(*tensors, window)
     plan = attention_plan.remembered_plan(batch)
     if plan is None:
+        # Before the plan is kept: one that is found again is not checked again.
         _check_values(*tensors, window)
         plan = attention_plan.make_plan(*tensors, window)
         attention_plan.remember(batch, plan)
     return plan
+
+
+def _starts_of(query_start_loc: Tensor | None, seq_lens: Tensor) -> Tensor:
+    """Where each sequence's query tokens begin; in a decode each brings one."""
+    if query_start_loc is not None:
+        return query_start_loc
+    return torch.arange(len(seq_lens) + 1, device=seq_lens.device)
 
 
 def _uses_triton(backend: str, query: Tensor) -> bool:
@@ -134,6 +137,7 @@ def _check_tensors(
     seq_lens: Tensor,
 ) -> None:
     """What can be said without reading a value: shapes, dtypes, devices."""
+    require_tensor("query", query)
     if query.dim() != 3 or query.dtype not in DTYPES:
         raise ValueError(
             "query must be [num_tokens, num_heads, head_dim] of a floating dtype, "
@@ -141,6 +145,9 @@ def _check_tensors(
         )
     _, num_heads, head_dim = query.shape
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        require_tensor(name, cache)
+        # A pool without blocks serves a batch without tokens; without slots, heads or
+        # numbers in a block, nothing could be served.
         if cache.dim() != 4 or cache.shape[3] != head_dim or 0 in cache.shape[1:]:
             raise ValueError(
                 f"{name} must be [num_blocks, block_size, num_kv_heads, {head_dim}], "
@@ -163,10 +170,23 @@ def _check_tensors(
     _check_integers("block_tables", block_tables, [len(seq_lens), None], query)
 
 
+def _check_starts(
+    query: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None
+) -> None:
+    if query_start_loc is not None:
+        _check_integers("query_start_loc", query_start_loc, [len(seq_lens) + 1], query)
+    elif len(query) != len(seq_lens):
+        raise ValueError(
+            f"without query_start_loc each sequence has one query token: got "
+            f"{len(query)} tokens for {len(seq_lens)} sequences"
+        )
+
+
 def _check_integers(
     name: str, tensor: Tensor, shape: list[int | None], query: Tensor
 ) -> None:
     """None in shape stands for any size."""
+    require_tensor(name, tensor)
     sizes = [size if size is not None else "any" for size in shape]
     fits = len(shape) == tensor.dim() and all(
         size in (None, found) for size, found in zip(shape, tensor.shape, strict=True)
@@ -185,11 +205,12 @@ def _check_values(
     value_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
-    starts: Tensor,
+    query_start_loc: Tensor | None,
     window: int | None,
 ) -> None:
     """What lengths and block ids say; a CUDA tensor is not read back for it."""
     if query.device.type == "cpu":
+        starts = _starts_of(query_start_loc, seq_lens)
         _check_lengths(starts, seq_lens, len(query))
         _check_blocks(key_cache, block_tables, seq_lens, starts, window)
 

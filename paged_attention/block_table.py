@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Protocol
 
 from paged_attention.block import num_blocks_for
+from paged_attention.config import require_at_least
 from paged_attention.errors import SharedBlockError
 
 
@@ -53,6 +54,7 @@ class BlockTable:
         num_tokens: int = 0,
     ) -> None:
         """Takes over the references to block_ids: the caller gives up its own."""
+        require_at_least(1, "block_size", block_size)
         self.allocator = allocator
         self.block_size = block_size
         self.num_tokens = num_tokens
@@ -112,7 +114,7 @@ class BlockTable:
             # Python would take -1 for the last block.
             if not 0 <= logical_block < len(self._block_ids):
                 raise IndexError(
-                    f"logical block must be in 0 … {self.num_blocks - 1}, "
+                    f"logical block must be in {self._up_to(self.num_blocks)}, "
                     f"got {logical_block}"
                 )
             block_id = self._block_ids[logical_block]
@@ -129,7 +131,7 @@ class BlockTable:
         """The slots of the positions from start up to, not including, stop."""
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(
-                f"positions must be in 0 … {self.num_tokens - 1}, "
+                f"positions must be in {self._up_to(self.num_tokens)}, "
                 f"got {start} … {stop - 1}"
             )
         if start == stop:
@@ -197,3 +199,8 @@ class BlockTable:
         # Tail first: a prefix cache forgets the end of a prompt before its beginning.
         held = (self._block_ids[i] for i in reversed(logical_blocks))
         self.allocator.free_many([b for b in held if b is not None])
+
+    @staticmethod
+    def _up_to(num: int) -> str:
+        """What can be asked for when there are num, in the words of an error."""
+        return f"0 … {num - 1}" if num else "a table that is not empty"

@@ -163,7 +163,7 @@ class Reservation:
         """The slots of the positions from start up to, not including, stop."""
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(
-                f"positions must be in 0 … {self.num_tokens - 1}, "
+                f"positions must be below num_tokens ({self.num_tokens}), "
                 f"got {start} … {stop - 1}"
             )
         return list(range(self.start + start, self.start + stop))

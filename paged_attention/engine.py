@@ -26,6 +26,7 @@ from paged_attention.params import SamplingParams
 from paged_attention.pool_size import sized
 from paged_attention.prefix_cache import PrefixCache
 from paged_attention.requests import (
+    NO_PROMPTS,
     Request,
     as_token_ids,
     check_prompt,
@@ -336,8 +337,9 @@ class Engine:
 
 def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """One prompt is a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
+    # What is no prompt at all, too: `add_request` says so, and shows it.
+    if isinstance(prompts, (str, *NO_PROMPTS)) or not isinstance(prompts, Iterable):
+        return [cast("Prompt", prompts)]
     if hasattr(prompts, "tolist"):  # what iterating over a tensor gives is no int
         prompts = cast("Any", prompts).tolist()
     prompts = cast("list[Prompt]", list(prompts))

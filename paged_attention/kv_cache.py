@@ -28,7 +28,8 @@ class KVCache:
     what was in it.
 
     Ids and slots are checked where that is free: on the CPU. A CUDA tensor is not
-    read back for it.
+    read back for it; `write` waits for one all the same, to learn how many tokens it
+    skips (`kernels.cache_ops.write_kv` does not).
     """
 
     def __init__(self, config: CacheConfig, device: str | torch.device = "cpu") -> None:
@@ -86,19 +87,9 @@ class KVCache:
         slot outside the cache. Two tokens in one slot: either may win.
         """
         layer = self._layer(layer)
-        if not isinstance(slot_mapping, Tensor):
-            name = type(slot_mapping).__name__
-            raise ValueError(f"slot_mapping must be an int64 tensor, got a {name}")
-        self._check_rows("key", key, slot_mapping)
-        self._check_rows("value", value, slot_mapping)
-        if slot_mapping.dtype != torch.int64:
-            raise ValueError(f"slot_mapping must be int64, got {slot_mapping.dtype}")
-        num_slots = self.config.num_blocks * self.config.block_size
-        if slot_mapping.device.type == "cpu":
-            wrong = slot_mapping[(slot_mapping < -1) | (slot_mapping >= num_slots)]
-            if len(wrong):
-                last = num_slots - 1
-                raise ValueError(f"slot must be in -1 … {last}, got {int(wrong[0])}")
+        self._check_slots(slot_mapping)
+        self._check_rows("key", key, len(slot_mapping))
+        self._check_rows("value", value, len(slot_mapping))
         # A slot of -1 marks padding: that row belongs to no token.
         kept = slot_mapping >= 0
         slots = slot_mapping[kept]
@@ -156,6 +147,7 @@ class KVCache:
         num_blocks = num_blocks_for(seq_len, self.config.block_size)
         for block_id in block_ids[:num_blocks]:
             self._check_block(block_id)
+        # The dtype is said for the empty list, of which torch would make floats.
         index = torch.tensor(
             block_ids[:num_blocks], dtype=torch.int64, device=self._data.device
         )
@@ -170,6 +162,7 @@ class KVCache:
         return (*sizes, config.head_dim, config.dtype)
 
     def _layer(self, layer: int) -> int:
+        # torch would take -1 for the last layer.
         if not 0 <= layer < self.config.num_layers:
             last = self.config.num_layers - 1
             raise IndexError(f"layer must be in 0 … {last}, got {layer}")
@@ -177,14 +170,30 @@ class KVCache:
 
     # torch would not name the block; on CUDA it would fail later, and for good.
     def _check_block(self, block_id: int) -> None:
-        known = range(self.config.num_blocks)
-        if not isinstance(block_id, int) or block_id not in known:  # a hole is None
+        # A hole is None. type() and not isinstance, which takes True for 1.
+        if type(block_id) is not int or not 0 <= block_id < self.config.num_blocks:
             last = self.config.num_blocks - 1
-            raise ValueError(f"block_id must be in 0 … {last}, got {block_id}")
+            raise ValueError(f"block_id must be an int in 0 … {last}, got {block_id!r}")
 
-    def _check_rows(self, name: str, rows: Tensor, slot_mapping: Tensor) -> None:
+    def _check_slots(self, slot_mapping: Tensor) -> None:
+        require_tensor("slot_mapping", slot_mapping)
+        if slot_mapping.dim() != 1 or slot_mapping.dtype != torch.int64:
+            raise ValueError(
+                "slot_mapping must be [num_tokens] int64, "
+                f"got {list(slot_mapping.shape)} {slot_mapping.dtype}"
+            )
+        if slot_mapping.device.type != "cpu":
+            return
+        num_slots = self.config.num_blocks * self.config.block_size
+        wrong = slot_mapping[(slot_mapping < -1) | (slot_mapping >= num_slots)]
+        if len(wrong):
+            last = num_slots - 1
+            raise ValueError(f"slot must be in -1 … {last}, got {int(wrong[0])}")
+
+    def _check_rows(self, name: str, rows: Tensor, num_tokens: int) -> None:
+        require_tensor(name, rows)
         config = self.config
-        expected = [len(slot_mapping), config.num_kv_heads, config.head_dim]
+        expected = [num_tokens, config.num_kv_heads, config.head_dim]
         if list(rows.shape) != expected or rows.dtype != self._data.dtype:
             raise ValueError(
                 f"{name} must be {expected} {self._data.dtype}, "
@@ -194,3 +203,8 @@ class KVCache:
             raise ValueError(
                 f"{name} must be on {self._data.device}, got {rows.device}"
             )
+
+
+def require_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, got a {type(value).__name__}")

@@ -1,7 +1,7 @@
 """What an engine gives back: the tokens of one sequence, and their text."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -25,9 +25,10 @@ class Output:
 
     request_id: Hashable
     index: int
-    token_ids: list[int]
+    token_ids: list[int] = field(hash=False)  # a list has no hash
     finish_reason: str | None
-    tokenizer: Detokenizer | None = None
+    # For `text` alone; shown, it would hide the tokens behind a page of its own.
+    tokenizer: Detokenizer | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def text(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from paged_attention.allocator import HoldsBlocks
 from paged_attention.block_table import Allocator, BlockTable
+from paged_attention.config import require_at_least
 from paged_attention.errors import DoubleFreeError, OutOfBlocksError
 
 
@@ -73,8 +74,7 @@ class PrefixCache:
         block_size: int,
         block_table_class: type[BlockTable] = BlockTable,
     ) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size must be >= 1, got {block_size}")
+        require_at_least(1, "block_size", block_size)
         self.allocator = allocator
         self.block_size = block_size
         self._block_table_class = block_table_class
@@ -112,8 +112,9 @@ class PrefixCache:
         """Remember the table's full blocks; token_ids are all tokens written so far.
 
         Where the content is cached already, the older block stays the one that is
-        found. The table is unchanged. The cost is that of the blocks after the last one
-        published. Raises ValueError for a table that was not made on this cache, with
+        found. The table is unchanged. The cost is that of the blocks after its last one
+        that is published: all of them, where all were cached already in other blocks.
+        Raises ValueError for a table that was not made on this cache, with
         holes, or shorter than token_ids, and for tokens that are no ints.
         """
         if table.allocator is not self or table.block_size != self.block_size:

@@ -2,7 +2,7 @@
 
 import contextlib
 import operator
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -158,7 +158,7 @@ def settle(
 
 def as_token_ids(prompt: Any) -> list[int]:
     """A list of our own; what is no whole number is refused, not rounded."""
-    # A tensor's own elements are tensors, which take a hundred times as long.
+    # To iterate over a tensor gives tensors, and takes twenty times as long.
     given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if isinstance(prompt, NO_PROMPTS) or not isinstance(given, Iterable):
         raise ValueError(

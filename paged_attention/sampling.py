@@ -95,5 +95,10 @@ def _at(weights: Tensor, number: float) -> int:
     # need not add up to 1: a top-p was cut off, or rounding has its part.
     ends = weights.cumsum(0)
     found = int(torch.searchsorted(ends, ends[-1] * number, right=True))
-    # Rounding may put the number on the very end; a weight of 0 is never chosen.
-    return min(found, int(weights.nonzero()[-1]))
+    # Sums made one after the other grow only where a weight is above 0: then this is
+    # the answer. To look through all the weights as well would take as long again.
+    if found < len(weights) and weights[found] > 0:
+        return found
+    # Rounding has put the number on the very end, or a GPU, which adds up in pieces, on
+    # a weight of 0: that is never chosen.
+    return int(weights[: found + 1].nonzero()[-1])

@@ -68,6 +68,7 @@ def stats_of(
         num_free=pool.num_free,
         num_cached=0 if prefix_cache is None else len(prefix_cache.block_ids),
         num_shared=sum(holders > 1 for _, holders in blocks.values()),
+        # Where no table has a block, none is wasted.
         used_share=num_filled / num_slots if num_slots else 1.0,
         num_seqs=len(alive),
         num_steps=counts.num_steps,

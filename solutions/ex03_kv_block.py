@@ -182,8 +182,8 @@ class KVBuffer:
 
 # BEGIN NOTES
 # 3.1  Go through the axes by name, never by position: then one loop serves all layouts,
-# and padding is only another number in `strides`. The slot needs one check of its own
-# accord: divmod(-1, 4) is (-1, 3), so the block that comes out is what is out of range.
+# and padding is only another number in `strides`. The slot needs a check of its
+# own: divmod(-1, 4) is (-1, 3), so the block that comes out is what is out of range.
 #
 # 3.2  For each axis of the result, permute wants its place in the source. The inverse
 # list is right for every swap of two axes, NHD to HND among them, and wrong for a

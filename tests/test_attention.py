@@ -1,11 +1,13 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 import torch
 from attention_cases import TOLERANCE, Batch, make_batch, random_batch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from paged_attention import reference
+from paged_attention import attention, reference
 from paged_attention.attention import paged_attention
 
 NAN = float("nan")
@@ -308,7 +310,15 @@ def refused(message, batch, **options):
         ({"query_start_loc": torch.tensor([0, 1, 3])}, "got 0 … 3"),
         ({"query_start_loc": torch.tensor([1, 1, 2])}, "got 1 … 2"),
         ({"query_start_loc": torch.tensor([0, 3, 2])}, "must not decrease, got 3, 2"),
-        ({"window": 0}, "window must be >= 1 or None, got 0"),
+        ({"window": 0}, "window must be an integer >= 1, got 0"),
+        ({"window": 2.5}, "window must be an integer >= 1, got 2.5"),
+        ({"window": True}, "window must be an integer >= 1, got True"),
+        ({"query": [[1.0]]}, "query must be a tensor, got a list"),
+        ({"key_cache": [[1.0]]}, "key_cache must be a tensor, got a list"),
+        ({"value_cache": None}, "value_cache must be a tensor, got a NoneType"),
+        ({"block_tables": [[0, 1]]}, "block_tables must be a tensor, got a list"),
+        ({"seq_lens": [5, 9]}, "seq_lens must be a tensor, got a list"),
+        ({"query_start_loc": [0, 1, 2]}, "query_start_loc must be a tensor, got a lis"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(changes, message):
@@ -348,3 +358,29 @@ def test_an_empty_sequence_may_bring_query_tokens():
     batch = make_batch([0, 5], query_lens=[2, 5])
     assert torch.equal(batch.run(reference.paged_attention)[:2], torch.zeros(2, 6, 20))
     batch.check(batch.run(paged_attention))
+
+
+class MadeTensors(TorchDispatchMode):
+    """Names of the operations that torch was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_decode_on_a_gpu_makes_no_tensor_of_its_own(monkeypatch):
+    """Of every layer, the kernels aside. There is no GPU: meta stands for it."""
+    batch = make_batch([5, 9]).to("meta")
+    kernels = Mock()
+    monkeypatch.setattr(attention, "_triton_attend", lambda: kernels)
+    made = MadeTensors()
+    with made:
+        batch.run(paged_attention, backend="triton")
+    (*tensors, starts, _, _) = kernels.call_args.args
+    assert tensors == [*vars(batch).values()][:5]
+    assert starts is None
+    assert made.names == []

@@ -240,6 +240,24 @@ def test_a_table_must_list_the_blocks_that_its_tokens_need():
         BlockTable(pool, 4, [0, 1], 4)
 
 
+@pytest.mark.parametrize("block_size", [4.0, 0, True, None])
+def test_a_block_size_is_a_whole_number(block_size):
+    with pytest.raises(
+        ValueError, match=f"block_size must be .* >= 1, got {block_size}"
+    ):
+        BlockTable(BlockAllocator(4), block_size)
+
+
+def test_an_empty_table_says_that_it_is_empty():
+    table = table_of(0)
+    for ask in (lambda: table.slot(0), lambda: table.slots(0, 1)):
+        with pytest.raises(IndexError, match="that is not empty, got 0 … 0"):
+            ask()
+    with pytest.raises(IndexError, match="that is not empty, got 0"):
+        table.translate(0)
+    assert table.slots(0, 0) == []
+
+
 def test_a_negative_count_of_tokens_is_refused():
     with pytest.raises(ValueError, match="n must be >= 0, got -1"):
         table_of(5).append_tokens(-1)

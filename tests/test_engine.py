@@ -576,6 +576,14 @@ def test_what_can_never_be_served_is_refused_at_once(prompt, params, message):
     assert is_whole(engine)
 
 
+@pytest.mark.parametrize("prompts", [5, None, b"ab", {5: 1}, {3, 4}], ids=repr)
+def test_what_is_no_prompt_is_refused_and_shown(prompts):
+    engine = Engine(ours(), num_blocks=10)
+    with pytest.raises(ValueError) as refused:
+        engine.generate(prompts)
+    assert str(refused.value).endswith(f"list of token ids, got {prompts!r}")
+
+
 def test_the_last_token_needs_no_position():
     prompt = random_prompt(512, 3)
     engine = Engine(ours())

@@ -1,3 +1,6 @@
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -128,15 +131,31 @@ def test_rows_of_another_shape_or_dtype_are_refused(wrong):
 
 def test_slots_must_be_int64():
     with pytest.raises(
-        ValueError, match=r"slot_mapping must be int64, got torch.int32"
+        ValueError, match=r"must be \[num_tokens\] int64, got \[2\] torch.int32"
     ):
         slots = torch.tensor([0, 1], dtype=torch.int32)
         KVCache(CONFIG).write(0, numbered(2), numbered(2), slots)
 
 
-def test_slots_must_be_a_tensor():
-    with pytest.raises(ValueError, match="must be an int64 tensor, got a list"):
-        KVCache(CONFIG).write(0, numbered(2), numbered(2), [0, 1])
+@pytest.mark.parametrize("slots", [torch.tensor([[0, 1]]), torch.tensor(0)])
+def test_slots_must_stand_in_a_row(slots):
+    cache = KVCache(CONFIG)
+    for num_tokens in (1, 2):
+        rows = numbered(num_tokens)
+        with pytest.raises(ValueError, match=r"slot_mapping must be \[num_tokens\]"):
+            cache.write(0, rows, rows, slots)
+    assert cache.key_cache(0).count_nonzero() == 0
+
+
+def test_what_is_written_must_be_tensors():
+    cache, rows, slots = KVCache(CONFIG), numbered(2), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="slot_mapping must be a tensor, got a list"):
+        cache.write(0, rows, rows, [0, 1])
+    with pytest.raises(ValueError, match="key must be a tensor, got a list"):
+        cache.write(0, rows.tolist(), rows, slots)
+    with pytest.raises(ValueError, match="value must be a tensor, got a ndarray"):
+        cache.write(0, rows, rows.numpy(), slots)
+    assert cache.key_cache(0).count_nonzero() == 0
 
 
 @pytest.mark.parametrize("layer", [-1, 2])
@@ -208,7 +227,7 @@ def test_a_cache_of_another_shape_is_refused_as_a_target():
 def test_a_copy_with_a_block_that_does_not_exist_changes_nothing(pair):
     cache = filled_cache()
     before = block_contents(cache)
-    with pytest.raises(ValueError, match="block_id must be in 0 … 6, got "):
+    with pytest.raises(ValueError, match="block_id must be an int in 0 … 6, got "):
         cache.copy_blocks([(0, 1), pair])
     assert block_contents(cache) == before
 
@@ -243,7 +262,7 @@ def test_gather_refuses_a_length_that_the_blocks_do_not_hold(seq_len):
 
 
 def test_gather_refuses_block_minus_one():
-    with pytest.raises(ValueError, match="block_id must be in 0 … 6, got -1"):
+    with pytest.raises(ValueError, match="block_id must be an int in 0 … 6, got -1"):
         KVCache(CONFIG).gather(0, [1, -1], 5)
 
 
@@ -259,7 +278,14 @@ def test_a_value_on_another_device_is_refused_before_the_key_is_written():
     assert cache.key_cache(0).count_nonzero() == 0
 
 
-@pytest.mark.parametrize("block_id", [None, 1.5])
-def test_a_hole_or_a_fraction_is_no_block_id(block_id):
-    with pytest.raises(ValueError, match=f"in 0 … 6, got {block_id}"):
-        KVCache(CONFIG).gather(0, [block_id], 1)
+@pytest.mark.parametrize(
+    "block_id", [None, 1.5, True, np.int64(1), torch.tensor(1)], ids=repr
+)
+def test_what_is_no_int_is_no_block_id(block_id):
+    cache = KVCache(CONFIG)
+    message = re.escape(f"block_id must be an int in 0 … 6, got {block_id!r}")
+    with pytest.raises(ValueError, match=message):
+        cache.gather(0, [block_id], 1)
+    for pair in ((block_id, 2), (2, block_id)):
+        with pytest.raises(ValueError, match=message):
+            cache.copy_blocks([pair])

@@ -294,6 +294,14 @@ def test_tokens_that_could_never_be_found_again_are_refused():
     cache.check([table])
 
 
+@pytest.mark.parametrize("block_size", [4.0, 0, True, None])
+def test_a_block_size_is_a_whole_number(block_size):
+    with pytest.raises(
+        ValueError, match=f"block_size must be .* >= 1, got {block_size}"
+    ):
+        PrefixCache(BlockAllocator(4), block_size)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -96,6 +96,26 @@ def test_a_token_of_probability_zero_is_never_drawn():
     assert chosen(below_one, top_p=0.9, logits=logits) == 3
 
 
+@pytest.mark.parametrize("masked", [0.0, 0.5, 0.99])
+def test_a_draw_is_the_token_on_whose_width_the_number_falls(masked):
+    """Of many tokens, most of them of probability 0, counted one by one."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(3000, generator=generator)
+    logits[torch.rand(3000, generator=generator) < masked] = -math.inf
+    probs = torch.softmax(logits.double(), dim=0).tolist()
+    possible = [i for i, p in enumerate(probs) if p > 0]
+    below_one = math.nextafter(1.0, 0.0)
+    assert chosen(0.0, logits=logits) == possible[0]
+    assert chosen(below_one, logits=logits) == possible[-1]
+    found = [chosen(n / 97 + 0.001, logits=logits) for n in range(97)]
+    assert found == [by_hand(probs, 1, 1, n / 97 + 0.001) for n in range(97)]
+
+
+def test_to_draw_looks_for_no_weights_but_the_one_that_was_hit(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "nonzero", None)
+    assert [chosen(n / 4) for n in range(4)] == [0, 2, 2, 3]
+
+
 def test_a_temperature_close_to_zero_is_finite_and_greedy():
     logits = torch.tensor([200.0, 201.0, -200.0])
     assert {chosen(n / 10, temperature=1e-6, logits=logits) for n in range(10)} == {1}

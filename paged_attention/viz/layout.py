@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from paged_attention.viz.canvas import GREY, IN_USE, PADDING, Canvas
-from paged_attention.viz.picture import Picture
+from paged_attention.viz.picture import Picture, counted
 
 MAX_CELLS = 512
 _CELL = 26
@@ -75,14 +75,10 @@ def _captions(
         # Where a marked address follows one that is not, a piece begins.
         pieces = sum(address - 1 not in marked for address in marked)
         captions.append(
-            f"Marked: {where}: {_count(len(marked), 'element')} in "
-            f"{_count(pieces, 'piece')}, addresses {_runs(marked)}."
+            f"Marked: {where}: {counted(len(marked), 'element')} in "
+            f"{counted(pieces, 'piece')}, addresses {_runs(marked)}."
         )
     return captions
-
-
-def _count(num: int, noun: str) -> str:
-    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
 def _runs(addresses: set[int]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paged_attention.viz.canvas import FREE, GREY, MARK, PADDING, Canvas
-from paged_attention.viz.picture import Picture
+from paged_attention.viz.picture import Picture, counted
 
 MAX_DRAWN = 9  # of a longer list: the first ones, the last two, and what matters
 _HEIGHT = 30
@@ -52,7 +52,7 @@ def free_list_picture(allocator: HasFreeList, highlight: Iterable[int] = ()) -> 
     chain = _Chain(list(allocator.free_block_ids))
     times = Counter(chain.ids)
     twice = sorted(i for i in times if times[i] > 1)
-    caption = f"Free list: {_blocks(len(chain.ids))}."
+    caption = f"Free list: {counted(len(chain.ids), 'block')}."
     caption += "".join(f" Block {i} is on it {times[i]} times!" for i in twice)
     return _picture(caption, chain, allocator.num_blocks, {*highlight, *twice})
 
@@ -83,13 +83,9 @@ def linked_list_picture(
         caption += "The list has no end."
         marked = {*highlight, *ids[back:]}
         return _picture(caption, _Chain(ids, back=back), num_blocks, marked)
-    caption = f"Linked list: {_blocks(len(ids))}."
+    caption = f"Linked list: {counted(len(ids), 'block')}."
     chain = _Chain(ids, "end" if step is None else f"end ({step})")
     return _picture(caption, chain, num_blocks, set(highlight))
-
-
-def _blocks(num: int) -> str:
-    return "1 block" if num == 1 else f"{num} blocks"
 
 
 def _picture(caption: str, chain: _Chain, num_blocks: int, marked: set[int]) -> Picture:
@@ -110,6 +106,7 @@ def _picture(caption: str, chain: _Chain, num_blocks: int, marked: set[int]) -> 
             shown.append(f"… {len(off_list) - MAX_DRAWN} more")
         text += f"\nnot on the list: {', '.join(shown)}"
         alt += f" Not on the list: {', '.join(shown)}."
+        # Lower where an arrow runs back below the list.
         _draw_off_list(canvas, shown, marked, y=54 if chain.back is None else 84)
     if marked:
         alt += f" Highlighted: block {', '.join(map(str, sorted(marked)))}."

@@ -108,6 +108,7 @@ class Snapshot:
                     entry = f"{table.name}[{logical_block}]"
                     words = f"{entry}: block {block_id} is not in the pool."
                     found[table.name, logical_block] = words
+            # Where the list ends: there a block is missing, or one too many.
             if words := _problem_of_length(table):
                 found[table.name, len(table.block_ids) - 1] = words
         return found

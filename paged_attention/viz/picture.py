@@ -54,6 +54,11 @@ class Picture:
         return mime_bundle(svg, self.png(), self.text, self.alt)
 
 
+def counted(num: int, noun: str) -> str:
+    """As captions say it: 1 block, 2 blocks."""
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
+
+
 def mime_bundle(
     svg: str, png: bytes | None, text: str, alt: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from paged_attention.viz.memory import Place, Snapshot, TableState
+from paged_attention.viz.picture import counted
 from paged_attention.viz.pool import aligned, pool_summary
 from paged_attention.viz.view import Block, Entry, View, state_of
 
@@ -26,6 +27,7 @@ def in_rows(head: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[s
     """As many columns side by side as a line can hold."""
     while columns:
         num = len(columns)
+        # One column is taken however wide it is, or this would never end.
         while num > 1 and max(map(len, aligned([head, *columns[:num]]))) > _MAX_WIDTH:
             num -= 1
         yield from aligned([head, *columns[:num]])
@@ -78,7 +80,8 @@ def _told_table(table: TableState) -> str:
     ids = ["a hole" if i is None else str(i) for i in table.block_ids]
     rest = len(ids) - _MAX_TOLD
     ids = [*ids[:_MAX_TOLD], f"and {rest} more"] if rest > 0 else ids
-    tokens = "" if table.num_tokens is None else f"{table.num_tokens} tokens, "
+    num = table.num_tokens
+    tokens = "" if num is None else f"{counted(num, 'token')}, "
     return f"{tokens}blocks {', '.join(ids)}" if ids else f"{tokens}no blocks"
 
 

@@ -49,6 +49,7 @@ def pool_picture(
             f"{rest.count(0)} of them free."
         )
     canvas = Canvas()
+    # 5.5 points for each character of what stands below a block.
     width = max(62, 16 + 5.5 * max((len(name) for name in owners.values()), default=0))
     height = 56 if owners else 40
     for line, text in enumerate(reversed(summary.split("\n"))):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from paged_attention.viz.picture import Picture
+from paged_attention.viz.picture import Picture, counted
 from paged_attention.viz.plain import in_rows
 from paged_attention.viz.timeline import Cell, draw_timeline
 
@@ -80,7 +80,7 @@ def steps_picture(history: Sequence[StepState]) -> Picture:
     lanes = {name: list(_cells(name, history[:MAX_STEPS])) for name in names}
     drawn = dict(list(lanes.items())[:MAX_LANES])
     num = len([step for step in history if _goes_on(step)])
-    summary = f"{_count(num, 'step')}, {_count(len(names), 'sequence')}."
+    summary = f"{counted(num, 'step')}, {counted(len(names), 'sequence')}."
     notes = list(_left_out(history, names))
     columns = list(_columns(drawn, history[:MAX_STEPS]))
     alt = [summary, *notes]
@@ -147,11 +147,11 @@ def _cell(lane: _Lane | None, before: _Lane | None, reached: int) -> Cell:
 def _computing(lane: _Lane, num_again: int) -> Cell:
     n = lane.query_len
     if num_again > 0:  # a resumed sequence makes its next token in the same row
-        told = f"{_count(n, 'token')}, {num_again} of them again"
+        told = f"{counted(n, 'token')}, {num_again} of them again"
         return Cell("again", str(n), told)
     if lane.start < lane.prompt_len:
         found = f" from {lane.start} on" if lane.start else ""
-        return Cell("prompt", str(n), f"{_count(n, 'token')} of the prompt{found}")
+        return Cell("prompt", str(n), f"{counted(n, 'token')} of the prompt{found}")
     return Cell("decode", str(n), "one token" if n == 1 else f"{n} tokens")
 
 
@@ -173,11 +173,7 @@ def _left_out(history: Sequence[StepState], names: Sequence[str]) -> Iterator[st
     if len(history) > MAX_STEPS:
         yield f"Not drawn: steps {MAX_STEPS + 1} … {len(history)}."
     if len(names) > MAX_LANES:
-        yield f"Not drawn: {_count(len(names) - MAX_LANES, 'more sequence')}."
-
-
-def _count(num: int, noun: str) -> str:
-    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
+        yield f"Not drawn: {counted(len(names) - MAX_LANES, 'more sequence')}."
 
 
 def _columns(

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from paged_attention.viz.canvas import CACHED, FREE, IN_USE, PADDING, SHARED
 from paged_attention.viz.memory import Place, Snapshot, TableState
+from paged_attention.viz.picture import counted
 
 MAX_ENTRIES = 16  # of a longer table: the first ones, the last two, and what is marked
 MAX_IN_ROW = 14  # of a larger pool: what is in use or marked
@@ -93,7 +94,7 @@ def caption_of(
         return "gone"
     words = ["new"] if compared and before is None else []
     if now.num_tokens is not None:
-        tokens = "1 token" if now.num_tokens == 1 else f"{now.num_tokens} tokens"
+        tokens = counted(now.num_tokens, "token")
         if before and before.num_tokens not in (None, now.num_tokens):
             tokens = f"{before.num_tokens} → {tokens}"
         words.append(tokens)
