@@ -62,10 +62,31 @@ class Reading:
             fields = list(self._problem_fields(exercise, exercise.problem))
             out.box("No task could be graded", fields, style="red")
             return
+        for line in _waiting(tasks):
+            out.line(line, indent=2)
+        self._failures([t for t in tasks if t.failure and not is_unsolved(t)])
+
+    def _failures(self, tasks: list["TaskResult"]) -> None:
+        """A box for each; but one line where an error at a line of the file repeats."""
+        known: dict[tuple[str, str], str] = {}  # place and error -> the first task
+        repeated: list[str] = []
         for task in tasks:
-            if task.failure and not is_unsolved(task):
-                fields = list(self._fields(task, task.failure))
-                out.box(f"{task.id} {task.title}", fields, style="red")
+            failure = task.failure
+            assert failure is not None, "only tasks with a failure are told"
+            where = failure.location or ""
+            error = where, failure.got.partition(":")[0]
+            if where and error in known:
+                line = where.rpartition(":")[2]
+                same = f"the same error as {known[error]} (line {line})"
+                repeated.append(f"{task.id} {task.title}: {same}")
+                continue
+            known[error] = task.id
+            fields = list(self._fields(task, failure))
+            self.out.box(f"{task.id} {task.title}", fields, style="red")
+        if repeated:
+            self.out.line()
+        for told in repeated:
+            self.out.line(told, "red")
 
     def _problem_fields(
         self, exercise: "ExerciseResult", problem: str
@@ -124,6 +145,8 @@ class Reading:
             if exercise.problem:
                 return self._after_a_problem(exercise)
         for task in shown:
+            if task.failure and task.failure.waits_for:
+                return f"course grade {task.failure.waits_for}"
             if task.status == "failed":
                 return next_command(task.id)
         for exercise in report.exercises:
@@ -195,6 +218,18 @@ def _pointed_at(error: SyntaxError) -> str:
 
 def verdict_of(task: "TaskResult") -> str:
     return "not solved yet" if is_unsolved(task) else task.status
+
+
+def _waiting(tasks: Sequence["TaskResult"]) -> Iterator[str]:
+    """Which tasks ran into the stub of another one."""
+    stubs: dict[tuple[str, str], list[str]] = {}
+    for task in tasks:
+        if task.failure and task.failure.waits_for:
+            stub = task.failure.stub, task.failure.waits_for
+            stubs.setdefault(stub, []).append(task.id)
+    for (function, owner), ids in stubs.items():
+        calls = "calls" if len(ids) == 1 else "call"
+        yield f"{', '.join(ids)} {calls} {function} of {owner}, which is not solved yet"
 
 
 def is_unsolved(task: "TaskResult") -> bool:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from course.grader.errors import UnknownNameError
+from course.grader.history import shown
 from course.grader.proxy import Handle
 
 SIMPLE = {
@@ -64,6 +65,36 @@ class Declared:
                 map(Declared.admits, self.args, value)
             )
         return all(map(self.args[0].admits, value))
+
+    def misfit(self, value: object, place: str = "") -> str:
+        """Which item is of a wrong type: "the None at [0][0] is no int"; "" if none."""
+        if self.name == "|":
+            found = (option.misfit(value, place) for option in self.args)
+            return next(filter(None, found), "")
+        for where, declared, item in self._parts(value):
+            if not declared.admits(item):
+                where = place + where
+                at = f"in {where or 'it'}" if isinstance(value, set) else f"at {where}"
+                kind = declared.text or declared.name
+                told = f"the {shown(item, 60)} {at} is no {kind}"
+                return declared.misfit(item, where) or told
+        return ""
+
+    def _parts(self, value: object) -> "Iterator[tuple[str, Declared, object]]":
+        """Place, declared type and value of each item of such a container."""
+        if not self.args or type(value).__name__ != self.name:
+            return
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield f"[{shown(key, 60)}]", self.args[1], item
+        elif isinstance(value, set):
+            for item in value:
+                yield "", self.args[0], item
+        elif isinstance(value, list | tuple):
+            is_fixed = isinstance(value, tuple) and not self.open_ended
+            kinds = self.args if is_fixed else self.args * len(value)
+            for place, (kind, item) in enumerate(zip(kinds, value, strict=False)):
+                yield f"[{place}]", kind, item
 
 
 @dataclass(frozen=True)

@@ -171,10 +171,11 @@ class Conversation:
         value = self._exchange.request(message, blobs, text, self._seconds, handle)
         if not declared.admits(value):
             self.history.add(f"{text} -> {shown(value)}")
+            misfit = declared.misfit(value)
             fail(
                 f"{text} returns the type that the exercise declares",
                 expected=f"a value of type {declared.text or declared.name}",
-                got=f"{shown(value)} ({_type_of(value)})",
+                got=f"{shown(value)}: {misfit}" if misfit else _with_type(value),
             )
         if label is not None:
             self.history.add(f"{label} = {text}")
@@ -197,5 +198,6 @@ class Conversation:
         return Handle(self, label, {"handle": number}, name)
 
 
-def _type_of(value: object) -> str:
-    return value._member if isinstance(value, Handle) else type(value).__name__
+def _with_type(value: object) -> str:
+    kind = value._member if isinstance(value, Handle) else type(value).__name__
+    return f"{shown(value)} ({kind})"

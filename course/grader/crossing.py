@@ -72,13 +72,20 @@ def describe(error: Exception, files: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def describe_learners(error: Exception, files: Mapping[str, str]) -> dict[str, Any]:
-    """The same for an error in the learner's process, with what an exercise may use."""
-    if isinstance(error, MemoryError):
-        error.__traceback__ = None  # lets go of what the frames hold
+def describe_learners(
+    error: Exception, files: Mapping[str, str], memory: int | None
+) -> dict[str, Any]:
+    """The same for an error in the learner's process, with what an exercise may use.
+
+    memory: bytes of it; None where nothing limits it.
+    """
     described = describe(error, files)
     number = getattr(error, "errno", None)
-    if number == errno.EFBIG:
+    if memory and _is_short_of_memory(error, described["text"]):
+        limit = f"an exercise may use {memory >> 20:,} MiB: does a loop never end?"
+        text = described["text"]
+        described["text"] = f"{text} ({limit})" if text else f"out of memory, {limit}"
+    elif number == errno.EFBIG:
         limit = isolation.MAX_FILE_BYTES >> 20
         described["text"] += f" (it printed or wrote more than {limit} MiB)"
     elif number == errno.EMFILE:
@@ -94,6 +101,11 @@ def describe_learners(error: Exception, files: Mapping[str, str]) -> dict[str, A
                     "files beside it: move what it needs into it)"
                 )
     return described
+
+
+def _is_short_of_memory(error: Exception, text: str) -> bool:
+    told = ("can't allocate memory", "std::bad_alloc")  # by torch, in a RuntimeError
+    return isinstance(error, MemoryError) or any(words in text for words in told)
 
 
 def rebuild(data: Mapping[str, Any]) -> Exception:

@@ -24,7 +24,7 @@ from course.grader.failures import LearnerError, fail
 from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
 from course.grader.history import History
 from course.grader.replay import Replay, Reply
-from course.grader.worker import EXIT_BROKEN
+from course.grader.worker import EXIT_BROKEN, EXIT_NO_MEMORY
 
 Message = dict[str, Any]
 
@@ -105,7 +105,8 @@ class Exchange:
             reply, rest = self._over_the_line(message, blobs, seconds)
             return _read(reply, rest, handle or _no_objects)
         except TooLateError:
-            reason = f"did not come back within {seconds:g} seconds"
+            reason = f"did not come back within {seconds:g} seconds: "
+            reason += "does a loop never end, or does it wait for a lock?"
             certain = False  # it may have ended, and a child have kept the line open
         except HungUpError:
             reason, certain = "", False
@@ -152,17 +153,18 @@ class Exchange:
         self, error: Exception, data: Message, text: str, from_helper: bool
     ) -> None:
         name, message = plain_text(str(data["name"])), plain_text(str(data["text"]))
-        location, line, call = None, "", text
+        location, line, call, function = None, "", text, ""
         if type(data["where"]) is list:
             where = (plain_text(str(part)) for part in data["where"])
             file, number, line, function = where
             location = f"{file}:{number}"
             # Nobody knows a helper's name: say which function of the learner's it was.
             call = function if from_helper else text
-        if isinstance(error, MemoryError) or "can't allocate memory" in message:
-            message += " (over the memory limit of an exercise)"
+        elif from_helper and isinstance(error, MemoryError):
+            call = "your code"  # no memory was left to note where
         self._history.add(f"{text} raised {name}: {message}")
-        vars(error)["learner"] = LearnerError(call, name, message, location, line)
+        learner = LearnerError(call, name, message, location, line, function)
+        vars(error)["learner"] = learner
         # In this process (pdb), a debugger opens where the learner's code failed.
         original = getattr(self._line, "last_error", None)
         raise error.with_traceback(original and original.__traceback__)
@@ -201,6 +203,11 @@ def _words_for_status(status: int) -> str:
             return (
                 "broke the process that runs it: it patched a built-in, "
                 "or closed a descriptor that was not its own"
+            )
+        if code == EXIT_NO_MEMORY:
+            return (
+                "used up the memory that an exercise may have, and the process that "
+                "runs it ended: does a loop never end?"
             )
         return f"ended its process with exit code {code}, as os._exit({code}) does"
     number = os.WTERMSIG(status)

@@ -1,9 +1,16 @@
 """From an exception to what a learner reads."""
 
+from dataclasses import replace
+
 import pytest
 
 from course.grader.conversation import Conversation
-from course.grader.failures import CheckFailed, LearnerError, is_unsolved
+from course.grader.failures import (
+    CheckFailed,
+    LearnerError,
+    is_unsolved,
+    task_of_stub,
+)
 from course.grader.report import UNSOLVED, Failure
 
 
@@ -29,7 +36,14 @@ def failure_of(
     if flaky:
         message += " (the same calls gave another result the second time)"
     name = getattr(item, "originalname", item.name)
-    return Failure(name, claim, history, expected, got, message, printed, where)
+    failure = Failure(name, claim, history, expected, got, message, printed, where)
+    task, mark = task_of_stub(error), item.get_closest_marker("task")
+    own = mark.args[0] if mark else ""
+    if isinstance(learner, LearnerError) and task not in ("", own):
+        # of a class its constructor, as a learner calls it
+        function = learner.function.removesuffix(".__init__").rpartition(".")[2]
+        return replace(failure, waits_for=task, stub=function)
+    return failure
 
 
 def words_for(error: BaseException) -> str:

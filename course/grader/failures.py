@@ -1,9 +1,12 @@
 """How a test can end other than by holding."""
 
+import re
 from dataclasses import dataclass
 from typing import NoReturn
 
 import pytest
+
+_STUB = re.compile(r"exercise (\d+\.\d+): ")
 
 
 class CheckFailed(pytest.fail.Exception):
@@ -45,6 +48,7 @@ class LearnerError:
     text: str
     location: str | None  # "…/ex04_free_list.py:57"
     line: str  # the source text there
+    function: str = ""  # the learner's that raised it, "Pool.free"
 
 
 def fail(
@@ -62,3 +66,9 @@ def fail(
 def is_unsolved(error: BaseException) -> bool:
     """Whether this is a stub's own `raise NotImplementedError("exercise 4.1: …")`."""
     return isinstance(error, NotImplementedError) and str(error).startswith("exercise ")
+
+
+def task_of_stub(error: BaseException) -> str:
+    """Whose stub it is, "4.1"; "" if it does not say."""
+    match = _STUB.match(str(error)) if is_unsolved(error) else None
+    return match[1] if match else ""

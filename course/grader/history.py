@@ -10,6 +10,7 @@ from typing import Any
 from course.grader.crossing import plain_text
 
 FIRST, LAST = 8, 16  # lines kept at either end of a long history
+INNER_FIRST, INNER_LAST = 5, 9  # of what one call did: the last fits with its call
 MAX_VALUE = 120  # characters of one value
 
 _HERE = str(Path(__file__).parent)
@@ -41,6 +42,27 @@ def rounded(value: Any) -> str:
     return f"{value:.4g}"
 
 
+class _Lines:
+    """So many lines from either end."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._max_first = first
+        self._first: list[str] = []
+        self._last: deque[str] = deque(maxlen=last)
+        self._left_out = 0
+
+    def add(self, line: str) -> None:
+        if len(self._first) < self._max_first:
+            self._first.append(line)
+            return
+        self._left_out += len(self._last) == self._last.maxlen
+        self._last.append(line)
+
+    def all(self) -> list[str]:
+        middle = [f"… {self._left_out} more …"] if self._left_out else []
+        return [*self._first, *middle, *self._last]
+
+
 class History:
     """The lines of one test, or of one example of a Hypothesis test."""
 
@@ -48,21 +70,23 @@ class History:
         self.clear()
 
     def clear(self) -> None:
-        self._first: list[str] = []
-        self._last: deque[str] = deque(maxlen=LAST)
-        self._left_out = 0
+        self._lines = _Lines(FIRST, LAST)
+        self._inner = _Lines(INNER_FIRST, INNER_LAST)
         self._labels: dict[str, int] = {}
 
     def add(self, line: str) -> None:
-        if len(self._first) < FIRST:
-            self._first.append(line)
-            return
-        self._left_out += len(self._last) == LAST
-        self._last.append(line)
+        """One line; below it what the learner's code called meanwhile."""
+        self._lines.add(line)
+        for inner in self._inner.all():
+            self._lines.add(f"    ↳ {inner}")
+        self._inner = _Lines(INNER_FIRST, INNER_LAST)
+
+    def add_inner(self, line: str) -> None:
+        """What the learner's code calls, in a call that is still to be added."""
+        self._inner.add(line)
 
     def lines(self) -> list[str]:
-        middle = [f"… {self._left_out} more …"] if self._left_out else []
-        return [*self._first, *middle, *self._last]
+        return self._lines.all()
 
     def label(self, class_name: str) -> str:
         """What to call a new object: as the test calls it, if that can be seen."""
@@ -70,7 +94,7 @@ class History:
         words = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", class_name)
         label = match[1] if match else words[-1].lower() if words else class_name
         self._labels[label] = count = self._labels.get(label, 0) + 1
-        return label if count == 1 or match else f"{label}{count}"
+        return label if count == 1 else f"{label}{count}"
 
 
 def _line_of_the_test() -> str:

@@ -20,7 +20,7 @@ class LocalLine:
             own_process=False,
             refused_to=order["refused_to"],
         )
-        self._worker = Worker(order, self._ask, keep_errors=True)
+        self._worker = Worker(order, self._ask)
         self._answer: Answer | None = None
         self.forget_modules()
         sys.meta_path.insert(0, self._guard)

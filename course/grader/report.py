@@ -20,10 +20,12 @@ class Failure:
     message: str = ""  # what happened, where it is more than a wrong value
     printed: str = ""  # the end of what the learner's code printed
     location: str | None = None  # the learner's file:line, if known
+    waits_for: str = ""  # another task, if it is that one's stub that was called
+    stub: str = ""  # the function that has this stub
 
     @property
     def is_unsolved(self) -> bool:
-        """Whether the task failed only because its stub is still there."""
+        """Whether the task failed only because a stub is still there."""
         return self.message.startswith(UNSOLVED)
 
 

@@ -154,6 +154,7 @@ class WarmProcess:
             copy.write_bytes(data)
             copies[name] = [str(copy), str(original)]
         order = {"do": "fork", "folder": str(folder), "files": copies, **order}
+        order["memory"] = self.watch.memory
         # What the worker prints goes to a file and not to a pipe: nobody has to read it
         # while a call runs, and a worker that prints without end fills no memory.
         descriptor, output = tempfile.mkstemp(dir=self.folder)

@@ -17,10 +17,12 @@ An order names the work:
     refused_to  the same for each file, if there are several; else empty
     classes  names of the exercise's classes: their objects cross as handles
     cpu      the processor to stay on, the grader's; or None
+    memory   bytes that it may use, for the words of an error
 """
 
 import importlib
 import linecache
+import mmap
 import os
 import socket
 import sys
@@ -44,6 +46,8 @@ Ask = Callable[[Message, list[bytes]], tuple[Message, memoryview]]
 
 
 EXIT_BROKEN = 70  # the code below itself could not go on
+EXIT_NO_MEMORY = 71  # the same, for want of memory
+RESERVE = 8 << 20  # bytes, enough to say that no more can be had
 
 
 class MissingError(Exception):
@@ -58,7 +62,6 @@ class Worker:
         order: Message,
         ask: Ask,
         instruments: Instruments | None = None,
-        keep_errors: bool = False,
     ) -> None:
         self._instruments = instruments or Instruments()
         self._order = order
@@ -73,8 +76,9 @@ class Worker:
             linecache.cache[name] = len(text), None, lines, name
         self._objects: list[object] = []
         self._given = Given(self._ask_grader)
-        self._keep_errors = keep_errors
-        self.last_error: BaseException | None = None  # for a debugger
+        self._reserve: mmap.mmap | None = None  # nothing; it can be given up
+        self._refill()
+        self.last_error: BaseException | None = None  # until replied(); for a debugger
         self.module: ModuleType | None = None
 
     def answer(
@@ -91,11 +95,26 @@ class Worker:
         except UnfitError as error:
             return {"unfit": str(error)}, []
         except BaseException as error:
-            self.last_error = error if self._keep_errors else None
+            # Learner code may hold all the memory that it may have. To let go of what
+            # its frames hold can take a second: not before the reply (replied).
+            self._reserve = None
+            self.last_error = error
             if words := words_for_leaving(error):
                 return {"left": words}, []
             assert isinstance(error, Exception)  # words_for_leaving has the others
-            return {"raised": describe_learners(error, self._sources)}, []
+            memory = self._order.get("memory")
+            return {"raised": describe_learners(error, self._sources, memory)}, []
+
+    def replied(self) -> None:
+        """The reply is on its way: let go of an error, have a reserve again."""
+        if self._reserve is None:
+            self.last_error = None
+            self._refill()
+
+    def _refill(self) -> None:
+        # Mapped, so that it goes back to the system, where any allocator can get it.
+        with suppress(OSError):
+            self._reserve = mmap.mmap(-1, RESERVE, flags=mmap.MAP_PRIVATE)
 
     def _do(self, message: Message, reader: codec.Reader, out: list[bytes]) -> Any:
         kind = message["do"]
@@ -195,8 +214,11 @@ def run(order: Message, instruments: Instruments, wire: int, output: int) -> NoR
         _set_up(order, output)
         _serve(order, instruments, line)
         os._exit(0)
-    except BaseException:  # a patched built-in, for instance, breaks our own code
-        traceback.print_exc()
+    except MemoryError:  # in our own code, between the learner's calls
+        os._exit(EXIT_NO_MEMORY)
+    except BaseException as error:  # a patched built-in, for instance, breaks our code
+        # where we were in it is of no use to a learner
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
         os._exit(EXIT_BROKEN)
     finally:
         os._exit(EXIT_BROKEN)  # even if it cannot be printed
@@ -248,6 +270,7 @@ def _serve(order: Message, instruments: Instruments, wire: socket.socket) -> Non
         except (UnfitError, ValueError) as error:
             packed = codec.pack(number, {"unfit": str(error)[:200]}, [])
         wire.sendall(packed)
+        worker.replied()
 
 
 def _receive(wire: socket.socket) -> bytearray | None:

@@ -115,7 +115,7 @@ DEATHS = {
     "segfault at import": at_import("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     "memory": in_allocate(
         "hoard = []\nwhile True: hoard.append(bytearray(1 << 20))",
-        "MemoryError:  (over the memory limit of an exercise)",
+        "MemoryError: out of memory, an exercise may use 128 MiB: does a loop never",
     ),
     "atexit": in_allocate(
         "import atexit, os\n"
@@ -309,7 +309,7 @@ FORGERIES = {
     ),
     "forged tensor": in_list(
         "forge({'value': {'tensor': ['int64', [2**40]]}}, request_number(), 9)",
-        "(a tensor ",
+        "a tensor",  # what of it depends on whether torch is loaded
         FORGE + REQUEST_NUMBER,
     ),
     "drips": in_allocate(

@@ -78,3 +78,61 @@ def test_a_hunt_that_never_ends_asks_about_a_loop(tmp_path, monkeypatch):
     assert failure.message.endswith(
         " made 50 calls on what it was given and was stopped: does a loop never end?"
     )
+
+
+def test_a_race_that_fills_the_memory_is_told_as_that(tmp_path, monkeypatch):
+    monkeypatch.setattr("course.grader.warm.MEMORY", 128 << 20)
+    solution = load().chapter(4).solution_path.read_text(encoding="utf-8")
+    place = "            self._num_free -= 1\n"
+    assert solution.count(place) == 1
+    loop = "            while True:\n                KEPT.append((len(KEPT), 0))\n"
+    text = "KEPT = []\n" + solution.replace(place, place + loop)
+    failure = failure_of("4.4", text, tmp_path)
+    where = ("FreeListAllocator.allocate", "your code")
+    assert failure.message.startswith(where) and failure.printed == ""
+    assert "out of memory, an exercise may use 128 MiB" in failure.got
+
+
+def test_a_bug_hunt_tells_what_was_caught_and_names_one_bug_that_was_missed(tmp_path):
+    failure = wrong("4.5", "no_misuse", tmp_path)
+    right, bugs = failure.history[:5], failure.history[5:]
+    assert {line.partition("  ")[2] for line in right} == {"not accused"}
+    missed = [line for line in bugs if " MISSED" in line]
+    assert len(missed) > 1 and sum("its bug:" in line for line in missed) == 1
+    assert "caught: free gives a block back" in bugs[0]
+    caught = f"{16 - len(missed)} of 16 bugs caught, 0 of 5 right ones accused"
+    assert (failure.got, len(bugs)) == (caught, 16)
+
+
+def test_a_bug_hunt_that_accuses_a_right_one_names_no_bug(tmp_path):
+    failure = wrong("4.5", "asks_for_an_order", tmp_path)
+    assert any("ACCUSED, it " in line for line in failure.history)
+    assert "caught: " not in "".join(failure.history)
+    assert "wrong allocators made it raise" in failure.got
+
+
+def test_what_a_call_did_to_the_pool_stands_below_it(tmp_path):
+    history = wrong("5.2", "takes_what_it_can_get", tmp_path).history
+    (at,) = [i for i, line in enumerate(history) if "append_tokens(13)" in line]
+    assert history[at + 1] == "    ↳ pool.allocate_many(1) -> [1]"
+    assert history[at + 4] == "table.block_ids -> [0, 1, 2]"
+
+
+@pytest.mark.parametrize(
+    ("task_id", "name", "told"),
+    [
+        ("5.4", "none_in_the_matrix", "[[None, 1], [0, -1]]: the None at [0][0] is no"),
+        ("6.3", "a_hole_becomes_free", ": the None in [1] is no int"),
+    ],
+)
+def test_a_stray_value_in_a_result_is_named(tmp_path, task_id, name, told):
+    failure = wrong(task_id, name, tmp_path)
+    assert told in failure.got
+    if task_id == "5.4":
+        assert "table2 = LogicalTable(pool, 4, [0], 4)" in failure.history
+
+
+def test_a_count_says_what_is_counted(tmp_path):
+    failure = wrong("7.1", "the_rest_has_a_hash", tmp_path)
+    words = "number of hashes: one for each full block of 4 in 1 token"
+    assert failure.claim == words

@@ -18,6 +18,7 @@ from course.grader import (
 )
 from course.grader.failures import fail
 from course.grader.helpers.hidden_sharing import RIGHT, WRONG
+from course.grader.helpers.hunt import Hunted, expect_all_caught
 from course.grader.helpers.pools import OtherTable, Table, given_pool
 from course.grader.helpers.walk import walk
 from course.manifest import ROOT
@@ -625,32 +626,10 @@ def test_all_bugs_are_caught_and_nobody_is_accused(exercise):
         id(each): find_of(exercise, each)
         for each in random.SystemRandom().sample(sets, len(sets))
     }
-    lines, accused, raised = [], 0, 0
-    for number, each in enumerate(RIGHT, 1):
-        found = finds[id(each)]
-        accused += found is not None
-        verdict = (
-            "not accused" if found is None else f"ACCUSED, it {each.does}: {found}"
-        )
-        lines.append(f"right {number}  {verdict}")
-        rewrite_history(exercise, lines)
-    for number, each in enumerate(WRONG, 1):
-        found = finds[id(each)]
-        raised += found is not None
-        if found is None:
-            verdict = f"MISSED, hint: {each.hint}"
-        elif accused:  # the names of the bugs are for those who have found them
-            verdict = "raised, which proves nothing while a right set is accused"
-        else:
-            verdict = f"caught: {each.does}"
-        lines.append(f"bug {number}    {verdict}")
-        rewrite_history(exercise, lines)
-    if accused or raised < len(WRONG):
-        what = "wrong sets made it raise" if accused else "bugs caught"
-        fail(
-            "check_sharing catches all bugs and accuses nothing that is right",
-            expected=f"{len(WRONG)} of {len(WRONG)} bugs caught, "
-            f"0 of {len(RIGHT)} right ones accused",
-            got=f"{raised} of {len(WRONG)} {what}, "
-            f"{accused} of {len(RIGHT)} right ones accused",
-        )
+    expect_all_caught(
+        exercise,
+        "check_sharing",
+        "set",
+        [Hunted(each.does, finds[id(each)]) for each in RIGHT],
+        [Hunted(each.does, finds[id(each)], f"hint: {each.hint}") for each in WRONG],
+    )

@@ -37,7 +37,9 @@ def tokens(num_tokens, first=10):
 def test_only_full_blocks_have_a_hash(exercise):
     for num_tokens, full in [(0, 0), (1, 0), (3, 0), (4, 1), (7, 1), (8, 2), (12, 3)]:
         hashes = exercise.block_hashes(tokens(num_tokens), 4)
-        expect(len(hashes), full, f"full blocks of 4 in {num_tokens} tokens")
+        what = "1 token" if num_tokens == 1 else f"{num_tokens} tokens"
+        claim = f"number of hashes: one for each full block of 4 in {what}"
+        expect(len(hashes), full, claim)
 
 
 @task("7.1")

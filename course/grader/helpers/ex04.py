@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from course.interleave import (
+    Interleaving,
     Outcome,
     StuckError,
     count_opcodes,
@@ -22,6 +23,7 @@ from course.interleave import (
 Operation = list[Any]  # a method's name and its argument, if it has one
 MOST_RUNS = 600  # of one race; a method of a pool of 4 has about 60 opcodes
 ROUNDS, SWEEPS = 10, 2  # of which the fastest counts
+_reserve = [bytearray(4 << 20)]  # memory for the threads to say that there is none
 
 
 @dataclass
@@ -36,7 +38,13 @@ class _Prepared:
             args = [self.held[args[0]]]
         elif name == "free_many":
             args = [[self.held[i] for i in args[0]]]
-        return getattr(self.pool, name)(*args)
+        if not _reserve:  # the other call filled the memory: so would this one
+            raise MemoryError
+        try:
+            return getattr(self.pool, name)(*args)
+        except MemoryError:
+            _reserve.clear()
+            raise
 
 
 def races(
@@ -53,12 +61,7 @@ def races(
     """
 
     def make() -> _Prepared:
-        pool = allocator_class(num_blocks)
-        held = [pool.allocate() for _ in ref_counts]
-        for block_id, ref_count in zip(held, ref_counts, strict=True):
-            for _ in range(ref_count - 1):
-                pool.share(block_id)
-        return _Prepared(pool, held)
+        return _prepared(allocator_class, num_blocks, ref_counts)
 
     def call_first(prepared: _Prepared) -> Any:
         return prepared.do(first)
@@ -77,17 +80,7 @@ def races(
                 f"{first[0]} takes more than {MOST_RUNS} steps of Python in a pool of "
                 f"{num_blocks} blocks: too many to stop before each of them"
             )
-        _raise_if_unsolved(run.first, run.second)
-        pool = run.subject.pool
-        stuck = run.is_stuck
-        after = None
-        if run.first.error is None and run.second.error is None:
-            after = _look_at(pool, num_blocks)
-        elif not stuck:  # who raised an error may have kept a lock
-            look = in_another_thread(partial(_look_at, pool, num_blocks))
-            _raise_if_unsolved(look)
-            stuck = isinstance(look.error, StuckError)
-            after = [f"another thread {look.error}"] if stuck else look.value
+        after, is_stuck = _after(run, num_blocks)
         came_out = {
             "held": run.subject.held,
             "first": _told(run.first),
@@ -97,14 +90,43 @@ def races(
         at_once = run.line > 0
         where = {"line": run.line, "source": run.source}
         seen.setdefault(f"{at_once} {came_out}", where | came_out)
-        if stuck:
+        if is_stuck:
             break
     return list(seen.values())
 
 
-def _raise_if_unsolved(*outcomes: Outcome) -> None:
+def _prepared(
+    allocator_class: Callable[[int], Any], num_blocks: int, ref_counts: list[int]
+) -> _Prepared:
+    pool = allocator_class(num_blocks)
+    held = [pool.allocate() for _ in ref_counts]
+    for block_id, ref_count in zip(held, ref_counts, strict=True):
+        for _ in range(ref_count - 1):
+            pool.share(block_id)
+    return _Prepared(pool, held)
+
+
+def _after(
+    run: Interleaving[_Prepared], num_blocks: int
+) -> tuple[list[Any] | None, bool]:
+    """What is seen of the pool after a run; whether a call waits for ever."""
+    _raise_if_hopeless(run.first, run.second)
+    pool = run.subject.pool
+    if run.first.error is None and run.second.error is None:
+        return _look_at(pool, num_blocks), run.is_stuck
+    if run.is_stuck:
+        return None, True
+    # who raised an error may have kept a lock
+    look = in_another_thread(partial(_look_at, pool, num_blocks))
+    _raise_if_hopeless(look)
+    if isinstance(look.error, StuckError):
+        return [f"another thread {look.error}"], True
+    return look.value, False
+
+
+def _raise_if_hopeless(*outcomes: Outcome) -> None:
     for outcome in outcomes:
-        if isinstance(outcome.error, NotImplementedError):
+        if isinstance(outcome.error, NotImplementedError | MemoryError):
             raise outcome.error
 
 

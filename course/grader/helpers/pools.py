@@ -1,7 +1,7 @@
 """Pools and tables of the package, as tests give them to learner code.
 
 They live in the grader and tell what happens to them: each change of a pool is a line
-of the test's history, set in where the learner's code made it.
+of the test's history, set in below the learner's call that made it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,9 +44,9 @@ class Pool(BlockAllocator):
         self._given_back.append(block_id)
 
     def free_many(self, block_ids: Iterable[int]) -> None:
-        block_ids = list(block_ids)
+        block_ids, before = list(block_ids), len(self._given_back)
         self._logged("free_many", super().free_many, block_ids)
-        self._given_back += block_ids
+        self._given_back[before:] = block_ids  # once, though it may have called free
 
     def _logged(self, name: str, method: Callable[..., Any], *args: object) -> Any:
         return self._call(f"pool.{name}", method, *args)
@@ -105,7 +105,8 @@ def given_pool(exercise: Any, num_blocks: int, first: Sequence[int] = ()) -> Poo
     conversation = exercise._link
 
     def told(line: str) -> None:
-        conversation.history.add(f"    {line}" if conversation.serving else line)
+        history = conversation.history
+        (history.add_inner if conversation.serving else history.add)(line)
 
     order = f", which hands out {list(first)} first" if first else ""
     told(f"pool = BlockAllocator({num_blocks}){order}")

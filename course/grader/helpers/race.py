@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Call = Sequence[Any]  # a method's name and its argument; numbers name blocks in use
+_Done = tuple[str, Call, Sequence[Any]]  # its thread, the call, what came of it
 
 
 class Problem(NamedTuple):
@@ -19,7 +20,12 @@ class Problem(NamedTuple):
 
 
 class _NotAllowed(Exception):
-    pass
+    """An order of the two calls does not explain a run; what it would have led to."""
+
+    def __init__(self, expected: str, got: str, results_agree: bool = False) -> None:
+        super().__init__(expected, got)
+        self.expected, self.got = expected, got
+        self.results_agree = results_agree  # only the pool afterwards is another one
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,26 @@ class Race:
 
     def problem(self) -> Problem | None:
         """None if the calls, one after the other in some order, may end like this."""
-        problems = []
-        both = [*zip(self.calls, (self.run["first"], self.run["second"]), strict=True)]
+        outcomes = self.run["first"], self.run["second"]
+        both = [*zip("AB", self.calls, outcomes, strict=True)]
+        for _, call, outcome in both:
+            if outcome[0] == "raised" and "StuckError" in outcome[1]:
+                return Problem(f"{self._text(call)} ends", f"it {outcome[2]}")
         orders = [both, both[::-1]] if self.run["line"] else [both]
+        problems: list[tuple[str, _NotAllowed]] = []  # of each order, in words
         for order in orders:
             try:
                 self._follow(order)
                 return None
             except _NotAllowed as error:
-                problems.append(Problem(*error.args))
-        return problems[0]
+                problems.append((f"{order[0][0]} comes before {order[1][0]}", error))
+        return _nearest(problems, self._endings(both))
+
+    def _endings(self, both: Sequence[_Done]) -> str:
+        return "\n".join(
+            f"{thread}: {self._text(call)}{_ending(outcome) or ' raised no error'}"
+            for thread, call, outcome in both
+        )
 
     def story(self) -> list[str]:
         """The run, step by step, for the history of the report."""
@@ -71,22 +87,20 @@ class Race:
             ]
         return lines
 
-    def _follow(self, order: Sequence[tuple[Call, Sequence[Any]]]) -> None:
+    def _follow(self, order: Sequence[_Done]) -> None:
         """Raise _NotAllowed unless this order explains everything."""
         holders = [0] * self.num_blocks
         for block_id, count in zip(self.run["held"], self.ref_counts, strict=True):
             holders[block_id] = count
-        for call, outcome in order:
-            if outcome[0] == "raised" and "StuckError" in outcome[1]:
-                raise _NotAllowed(f"{self._text(call)} ends", f"it {outcome[2]}")
-            holders = self._after(holders, call, outcome)
+        for thread, call, outcome in order:
+            holders = self._after(holders, thread, call, outcome)
         self._compare_with(holders)
 
     def _after(
-        self, holders: list[int], call: Call, outcome: Sequence[Any]
+        self, holders: list[int], thread: str, call: Call, outcome: Sequence[Any]
     ) -> list[int]:
         """The holders of each block after a call that had the pool to itself."""
-        text, wanted = self._text(call), self._ids(call)
+        text, wanted = f"{thread}'s {self._text(call)}", self._ids(call)
         free = _places_of_zero(holders)
         takes = call[0].startswith("allocate")
         n = call[1] if takes and len(call) == 2 else 1
@@ -118,9 +132,8 @@ class Race:
         """What is seen of the pool afterwards must be what the holders say."""
         free = _places_of_zero(holders)
         if len(self.run["after"]) == 1:
-            raise _NotAllowed(
-                "a pool that everybody can use after that", self.run["after"][0]
-            )
+            expected = "a pool that everybody can use after that"
+            raise _NotAllowed(expected, self.run["after"][0], True)
         num_free, ref_counts, rest = self.run["after"]
         rest = sorted(rest) if all(type(i) is int for i in rest) else rest
         for what, expected, got in [
@@ -129,7 +142,7 @@ class Race:
             ("blocks that can be had after that", free, rest),
         ]:
             if got != expected:
-                raise _NotAllowed(f"{what}: {expected}", f"{what}: {got}")
+                raise _NotAllowed(f"{what}: {expected}", f"{what}: {got}", True)
 
     def _ids(self, call: Call) -> list[int]:
         """The blocks that a call names."""
@@ -144,6 +157,18 @@ class Race:
         if call[0] == "free_many":
             return f"free_many({self._ids(call)})"
         return f"{call[0]}({', '.join(map(str, call[1:]))})"
+
+
+def _nearest(problems: Sequence[tuple[str, _NotAllowed]], endings: str) -> Problem:
+    """What is wrong, seen from the order that explains most; else from all of them."""
+    for order, error in problems:
+        if error.results_agree:
+            as_when = f", as when {order}" * (len(problems) > 1)
+            return Problem(error.expected + as_when, error.got)
+    if len(problems) == 1:
+        return Problem(problems[0][1].expected, problems[0][1].got)
+    wanted = [f"if {order}, {error.expected}" for order, error in problems]
+    return Problem("\n".join(wanted), endings)
 
 
 def _ending(outcome: Sequence[Any]) -> str:

@@ -1,0 +1,51 @@
+"""The table of a bug hunt: what was caught, and who accused. Runs in the grader."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from course.grader import rewrite_history
+from course.grader.failures import fail
+
+
+class Hunted(NamedTuple):
+    """One of those that the learner's function looked at."""
+
+    does: str
+    found: str | None  # what the function said; None if it found nothing
+    hint: str = ""  # to a bug that was missed
+
+
+def expect_all_caught(
+    exercise: Any,
+    function: str,
+    noun: str,
+    right: Sequence[Hunted],
+    wrong: Sequence[Hunted],
+) -> None:
+    """Claim that each wrong one is found and no right one; the report has all rows."""
+    accused = sum(each.found is not None for each in right)
+    raised = sum(each.found is not None for each in wrong)
+    if not accused and raised == len(wrong):
+        return
+    lines = []
+    for number, each in enumerate(right, 1):
+        told = f"ACCUSED, it {each.does}: {each.found}"
+        verdict = "not accused" if each.found is None else told
+        lines.append(f"right {number}  {verdict}")
+    for number, each in enumerate(wrong, 1):
+        if each.found is None:
+            verdict = f"MISSED, {each.hint}" if each.hint else "MISSED"
+        elif accused:  # the names of the bugs are for those who have found them
+            verdict = "raised, as for a right one: that proves nothing"
+        else:
+            verdict = f"caught: {each.does}"
+        lines.append(f"bug {number}".ljust(9) + verdict)
+    rewrite_history(exercise, lines)
+    what = f"wrong {noun}s made it raise" if accused else "bugs caught"
+    fail(
+        f"{function} catches all bugs and accuses nothing that is right",
+        expected=f"{len(wrong)} of {len(wrong)} bugs caught, "
+        f"0 of {len(right)} right ones accused",
+        got=f"{raised} of {len(wrong)} {what}, "
+        f"{accused} of {len(right)} right ones accused",
+    )
