@@ -99,16 +99,16 @@ class Engine:
                 fork=fork,
                 copy_on_write=copy_on_write,
             )
+            self.eos_token_ids = model_files.eos_token_ids(model, tokenizer)
+            self._vocab_size = model.get_input_embeddings().num_embeddings
+            self.decoder.pack()  # last: it cannot be undone
         except BaseException:
             self.decoder.give_back()
             raise
-        self.eos_token_ids = model_files.eos_token_ids(model, tokenizer)
-        self._vocab_size = model.get_input_embeddings().num_embeddings
         self._requests: dict[Hashable, Request] = {}  # not yet over, in order
         self._num_requests = 0
         self._unread: list[Output] = []  # for the next step to return as well
         self._counts = Counts()
-        self.decoder.pack()  # last: it cannot be undone
 
     def _make_caches(
         self,
@@ -154,25 +154,28 @@ class Engine:
         is returned by the next `step`.
         """
         place: dict[Hashable, int] = {}  # request_id -> where its prompt stands
-        ended: list[Output] = []
-        others: list[Output] = []
         try:
             for i, prompt in enumerate(_several(prompts)):
-                place[self.add_request(prompt, params, raw)] = i
+                place[self._num_requests] = i  # its id: noted before it is queued
+                self.add_request(prompt, params, raw)
             while any(request_id in self._requests for request_id in place):
-                for output in self.step():
-                    if output.request_id not in place:
-                        others.append(output)
-                    elif output.finish_reason:
-                        ended.append(output)
+                told = len(self._unread)
+                self._advance()
+                # Of ours, only the last. They stay in the list until all have ended:
+                # whatever comes between, no output is lost.
+                self._unread[told:] = [
+                    output
+                    for output in self._unread[told:]
+                    if output.request_id not in place or output.finish_reason
+                ]
+            ended = [o for o in self._unread if o.request_id in place]
+            self._unread = [o for o in self._unread if o.request_id not in place]
         except BaseException:
             # Whoever is interrupted leaves nothing behind.
             for request_id in place:
                 self.abort(request_id)
             self._unread = [o for o in self._unread if o.request_id not in place]
             raise
-        finally:
-            self._unread = others + self._unread
         return sorted(ended, key=lambda o: (place[o.request_id], o.index))
 
     def add_request(
@@ -195,13 +198,18 @@ class Engine:
             stops |= self.eos_token_ids
         request_id = self._num_requests
         sequence = TokenSequence(request_id, token_ids, params, tuple(stops))
-        self.scheduler.add(sequence)  # refuses what can never fit
-        self._num_requests += 1
         seed = random.getrandbits(63) if params.seed is None else params.seed
         request = Request(request_id, params, seed, [sequence])
         if params.beam_width is not None:
             request.beams = BeamSearch(params.beam_width, params.max_tokens, stops)
-        self._requests[request_id] = request
+        try:
+            self._requests[request_id] = request
+            self.scheduler.add(sequence)  # refuses what can never fit
+            self._num_requests += 1
+        except BaseException:  # in both places, or in none
+            self.scheduler.abort(request_id)
+            self._requests.pop(request_id, None)
+            raise
         return request_id
 
     def tokenize(self, prompt: str, raw: bool = False) -> list[int]:
@@ -255,6 +263,7 @@ class Engine:
                 new_tokens[i] = tokens
             made = self.scheduler.finish_step(new_tokens)
             made_rows = [made[i] for i in rows]
+            self._counts.see_forks(made_rows)
             # One by one: what was told before an interrupt is told.
             self._unread.extend(
                 settle(self._requests, sequences, made_rows, self.tokenizer)
@@ -285,7 +294,13 @@ class Engine:
             # Before the scheduler ends them. Some of the lost have ended in this step.
             told = [s for s in request.sequences if s in request.alive or s in lost]
             self.scheduler.abort(request_id)
-            self._unread += request.outputs(told, self.tokenizer)
+            # Of those, some ends are told by now; and a beam, dropped, has no reason.
+            ended = {(o.request_id, o.index) for o in self._unread if o.finish_reason}
+            self._unread += [
+                replace(output, finish_reason=output.finish_reason or "aborted")
+                for output in request.outputs(told, self.tokenizer)
+                if (output.request_id, output.index) not in ended
+            ]
 
     def _run(
         self, plan: Any, rows: list[int], sequences: list[TokenSequence]

@@ -165,7 +165,7 @@ class Decoder:
         self.max_len: int | None = getattr(text_config, "max_position_embeddings", None)
 
     def give_back(self) -> None:
-        """Leave the model to transformers, as it was; not after `pack`."""
+        """Leave the model to transformers, as it was; what is packed stays packed."""
         attention, was_training = self._before
         self.model.set_attn_implementation(attention)
         self.model.train(was_training)

@@ -55,6 +55,14 @@ class Counts:
         self._started = {s for s in started if s.status != SequenceStatus.FINISHED}
         self._running = {s for s in self._started if s.table is not None}
 
+    def see_forks(self, rows: Iterable[list[Sequence]]) -> None:
+        """After the step: a fork may have to leave before any plan names it."""
+        for row in rows:
+            if len(row) > 1:
+                going_on = {s for s in row if s.table is not None}
+                self._started |= going_on
+                self._running |= going_on
+
 
 def stats_of(
     pool: Any, prefix_cache: Any, block_size: int, alive: list[Sequence], counts: Counts

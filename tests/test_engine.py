@@ -8,6 +8,7 @@ import torch
 from tiny_models import VOCAB, generate, make_model
 
 from paged_attention import engine as engine_module
+from paged_attention import hf
 from paged_attention.allocator import BlockAllocator
 from paged_attention.attention import paged_attention
 from paged_attention.block_table import BlockTable
@@ -439,6 +440,75 @@ def test_what_ended_in_a_step_that_failed_is_told_all_the_same(n, monkeypatch):
     assert is_whole(engine) and not engine.has_work
 
 
+def test_a_request_that_is_interrupted_while_it_is_queued_was_never_there(monkeypatch):
+    engine = Engine(ours())
+    add = engine.scheduler.add
+    engine.scheduler.add = lambda sequence: add(sequence) or interrupt()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # while it is queued, and before
+        with pytest.raises(KeyboardInterrupt):
+            engine.add_request(PROMPTS[1])
+        assert not engine.has_work and not engine.sequences
+        engine.scheduler.add = add
+        monkeypatch.setattr(engine_module.random, "getrandbits", interrupt)
+    monkeypatch.undo()
+    outputs = engine.generate(PROMPTS, SamplingParams(MAX_TOKENS))
+    assert tokens_of(outputs) == greedy_of_transformers()
+
+
+def test_an_end_is_told_once_even_if_what_comes_after_it_fails():
+    class Table(BlockTable):
+        fails = False
+
+        def drop_before(self, position):
+            if Table.fails:
+                raise RuntimeError("a part broke")
+            super().drop_before(position)
+
+    options = {"block_size": 2, "num_blocks": 60, "prefix_caching": False}
+    engine = Engine(ours("mistral"), block_table_class=Table, **options)
+    drawn = SamplingParams(6, n=3, temperature=2.0, seed=1, ignore_eos=True)
+    (first, _, _) = tokens_of(engine.generate(PROMPTS[2], drawn))
+    assert first[2] not in first[:2]
+    engine.add_request(PROMPTS[2], replace(drawn, stop_token_ids=(first[2],)))
+    outputs = engine.step() + engine.step()
+    Table.fails = True
+    with pytest.raises(RuntimeError, match="a part broke"):
+        engine.step()
+    outputs += engine.step()
+    ends = [o.index for o in outputs if o.finish_reason]
+    assert sorted(ends) == [0, 1, 2]
+    assert [o.token_ids for o in outputs if o.finish_reason == "stop"] == [first[:3]]
+
+
+@pytest.mark.parametrize("num_told", [1, 2, 3])
+def test_an_interrupt_of_generate_loses_no_output_of_others(num_told, monkeypatch):
+    engine = Engine(ours())
+    others = [
+        engine.add_request(prompt, SamplingParams(num_told, ignore_eos=True))
+        for prompt in PROMPTS[:2]
+    ]
+    steps = []
+
+    def interrupted_after_the_third():
+        Engine._advance(engine)
+        steps.append(1)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_advance", interrupted_after_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS[2], SamplingParams(MAX_TOKENS))
+    monkeypatch.undo()
+    outputs = engine.step()
+    assert {o.request_id for o in outputs} == set(others)
+    ended = [o.request_id for o in outputs if o.finish_reason]
+    assert ended == others and not engine.has_work
+
+
 def test_what_was_told_before_an_interrupt_is_not_forgotten(monkeypatch):
     engine = Engine(ours())
     for prompt in PROMPTS[:2]:
@@ -481,17 +551,17 @@ def test_a_step_that_fails_forgets_no_output_and_keeps_their_order():
 
     failing.clear()
     other = engine.add_request(PROMPTS[1], params)
-    step, steps = engine.step, []
+    steps = []
 
     def failing_at_the_third():
         steps.append(1)
         failing.extend([True] * (len(steps) == 3))
-        return step()
+        Engine._advance(engine)
 
-    engine.step = failing_at_the_third
+    engine._advance = failing_at_the_third
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.generate(PROMPTS[2], params)
-    outputs = step()
+    outputs = engine.step()
     assert {o.request_id for o in outputs} == {other}
     assert [o.finish_reason for o in outputs] == [None, None, "aborted"]
 
@@ -624,6 +694,37 @@ def test_where_there_is_no_engine_the_model_is_as_it_was(arguments):
     assert model.training
     assert generate(model.eval(), PROMPTS[1], 3) == greedy_of_transformers()[1][:3]
     assert model.state_dict().keys() == before.keys()
+
+
+def test_a_ctrl_c_while_the_engine_is_made_leaves_the_model_as_it_was(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model = make_model()
+    monkeypatch.setattr(hf, "pack_linear_layers", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Engine(model)
+    assert generate(model, PROMPTS[1], 3) == greedy_of_transformers()[1][:3]
+
+
+def test_a_fork_that_has_to_leave_before_its_first_step_is_counted():
+    options = {"block_size": 3, "num_blocks": 5, "prefix_caching": False}
+    engine = Engine(ours(), **options)
+    engine.add_request([3] * 6, SamplingParams(6, ignore_eos=True))
+    drawn = SamplingParams(3, n=3, temperature=2.0, seed=1, ignore_eos=True)
+    engine.add_request([3], drawn)
+    num_left, schedule = [], engine.scheduler.schedule
+
+    def watched():
+        before = [s for s in engine.sequences if s.table is not None]
+        plan = schedule()
+        num_left.append(sum(s.table is None for s in before))
+        return plan
+
+    engine.scheduler.schedule = watched
+    while engine.has_work:
+        engine.step()
+    assert engine.stats.num_preemptions == sum(num_left) == 3
 
 
 def test_params_of_another_kind_are_refused():

@@ -153,6 +153,14 @@ def test_the_stub_of_another_task_is_told_with_its_function(course: Path) -> Non
         assert "next: course grade 4.1\n" in rendered(course, report, asked)
 
 
+def test_a_stub_of_no_task_sends_nobody_anywhere(course: Path) -> None:
+    stub = 'raise NotImplementedError("exercise 99.99: make it")'
+    report = graded(course, without_constructor(stub), "4")
+    failures = [task.failure for task in report.exercises[0].tasks if task.failure]
+    assert failures and not any(failure.waits_for for failure in failures)
+    assert "99.99, which" not in rendered(course, report)
+
+
 def test_one_error_at_one_line_is_shown_in_full_once(course: Path) -> None:
     report = graded(course, without_constructor("self._free = rang(3)"), "4")
     said = rendered(course, report)
