@@ -166,9 +166,8 @@ class BlockAllocator:
                     block = self._blocks[block_id]
                     if block.ref_count == 1:
                         block.ref_count = 0
-                        done += (
-                            1  # before any call: a Ctrl-C comes between two of these
-                        )
+                        # Before any call, as a Ctrl-C may come right after one.
+                        done += 1
                         self._free.append(block)
                     elif block.ref_count == 0:
                         raise DoubleFreeError(f"block {block_id} is free already")

@@ -292,7 +292,8 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None:
             # Before the scheduler ends them. Some of the lost have ended in this step.
-            told = [s for s in request.sequences if s in request.alive or s in lost]
+            going_on = request.alive
+            told = [s for s in request.sequences if s in going_on or s in lost]
             self.scheduler.abort(request_id)
             # Of those, some ends are told by now; and a beam, dropped, has no reason.
             ended = {(o.request_id, o.index) for o in self._unread if o.finish_reason}

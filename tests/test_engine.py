@@ -1,5 +1,6 @@
 """The engine makes the tokens that transformers makes, whatever happens on the way."""
 
+import sys
 from dataclasses import replace
 from functools import cache
 
@@ -484,29 +485,48 @@ def test_an_end_is_told_once_even_if_what_comes_after_it_fails():
     assert [o.token_ids for o in outputs if o.finish_reason == "stop"] == [first[:3]]
 
 
-@pytest.mark.parametrize("num_told", [1, 2, 3])
-def test_an_interrupt_of_generate_loses_no_output_of_others(num_told, monkeypatch):
-    engine = Engine(ours())
-    others = [
-        engine.add_request(prompt, SamplingParams(num_told, ignore_eos=True))
-        for prompt in PROMPTS[:2]
-    ]
-    steps = []
+def interrupted_at(number):
+    """For sys.settrace: Ctrl-C at one of the lines that `Engine.generate` runs."""
+    lines = []
 
-    def interrupted_after_the_third():
-        Engine._advance(engine)
-        steps.append(1)
-        if len(steps) == 3:
-            raise KeyboardInterrupt
+    def on_line(frame, event, _):
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == number:
+                raise KeyboardInterrupt
+        return on_line
 
-    monkeypatch.setattr(engine, "_advance", interrupted_after_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(PROMPTS[2], SamplingParams(MAX_TOKENS))
-    monkeypatch.undo()
-    outputs = engine.step()
-    assert {o.request_id for o in outputs} == set(others)
-    ended = [o.request_id for o in outputs if o.finish_reason]
-    assert ended == others and not engine.has_work
+    code = Engine.generate.__code__
+    return lambda frame, *_: on_line if frame.f_code is code else None
+
+
+def test_an_interrupt_of_generate_at_any_line_loses_no_output_of_others():
+    for number in range(1, 200):
+        engine = Engine(ours(), num_blocks=20)
+        others = [
+            engine.add_request(prompt, SamplingParams(n, ignore_eos=True))
+            for n, prompt in enumerate(PROMPTS[:2], start=2)
+        ]
+        before = sys.gettrace()
+        sys.settrace(interrupted_at(number))
+        try:
+            engine.generate(PROMPTS[2], SamplingParams(3, ignore_eos=True))
+        except KeyboardInterrupt:
+            is_interrupted = True
+        else:
+            is_interrupted = False
+        finally:
+            sys.settrace(before)
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        ended = [o.request_id for o in outputs if o.finish_reason]
+        assert sorted(ended) == others, f"line event {number}"
+        assert {o.request_id for o in outputs} <= {*others}
+        assert is_whole(engine)
+        if not is_interrupted:
+            break
+    assert number > 20 and not is_interrupted
 
 
 def test_what_was_told_before_an_interrupt_is_not_forgotten(monkeypatch):
