@@ -187,7 +187,7 @@ class Session:
     """What came of grading answers."""
 
     results: Mapping[str, ExerciseResult]
-    left_over: list[str]  # processes and files that should have gone
+    left_over: list[str]  # processes, files, segments of memory that should have gone
     grown: int  # bytes by which the grader's memory grew at its peak
 
 
@@ -211,12 +211,14 @@ def grade_answers(
         patch.setattr(warm, "BASE", str(temporary))
         patch.setattr(warm, "MEMORY", 128 << 20)
         patch.setattr(isolation, "LAYERS", layers)
+        segments = _segments()
         before = _peak_memory(reset=True)
         results = grade_variants("04", variants, root=root)
         grown = _peak_memory() - before
     # Every process of a session has the session's folder in its command line.
     processes = [line for line in _command_lines() if str(temporary) in line]
-    return Session(results, processes + os.listdir(temporary), grown)
+    left_over = [*processes, *os.listdir(temporary), *(_segments() - segments)]
+    return Session(results, left_over, grown)
 
 
 def _command_lines() -> list[str]:
@@ -225,6 +227,12 @@ def _command_lines() -> list[str]:
         with suppress(OSError):
             lines.append((folder / "cmdline").read_text(errors="replace"))
     return lines
+
+
+def _segments() -> set[str]:
+    """The keys of System V shared memory, which no process has to hold."""
+    table = Path("/proc/sysvipc/shm")
+    return {line.split()[0] for line in table.open()} if table.exists() else set()
 
 
 def _peak_memory(reset: bool = False) -> int:

@@ -1,11 +1,11 @@
-"""One socket to one worker: a request, its callbacks, its reply, a deadline.
+"""One socket to one worker: a request, its callbacks, its reply, a limit of time.
 
-The deadline is absolute: neither a drip of bytes nor a stream of callbacks moves it.
+The limit is the whole call's: neither a drip of bytes nor a stream of callbacks moves
+it; what counts as time is said in limits.py.
 A reply that nobody asked for means that the learner's code wrote to the socket itself;
 the conversation ends there, because no later reply could be told from a forged one.
 """
 
-import math
 import os
 import socket
 import struct
@@ -16,10 +16,12 @@ from typing import Any
 
 from course.grader import codec
 from course.grader.codec import UnfitError
-from course.grader.watch import LOOK_EVERY
+from course.grader.limits import CallClock, Look
 
 Answer = Callable[[dict[str, Any], memoryview], tuple[dict[str, Any], list[bytes]]]
 
+
+LOOK_EVERY = 0.05  # seconds; a look takes about 0.3 milliseconds
 
 # A blocked read or write returns this often (seconds, microseconds) to look at the
 # clock; cheaper than asking with poll() before every one.
@@ -28,10 +30,6 @@ _LOOK_UP = struct.pack("ll", 0, 20_000)
 
 class HungUpError(Exception):
     """The worker closed its end, or ended."""
-
-
-class TooLateError(Exception):
-    """The deadline of a call passed."""
 
 
 class TooMuchError(Exception):
@@ -46,15 +44,21 @@ class Channel:
     """Strictly one request at a time; its number, drawn by lot, must come back."""
 
     def __init__(
-        self, wire: socket.socket, look: Callable[[], str | None] = lambda: None
+        self,
+        wire: socket.socket,
+        look: Callable[[], Look] = Look,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """look says what the worker uses too much of; asked now and then."""
+        """look says what the worker uses; asked now and then, while a call runs."""
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             wire.setsockopt(socket.SOL_SOCKET, option, _LOOK_UP)
         self._wire = wire
         self._numbers = iter(())
         self._look = look
-        self._next_look = time.monotonic() + LOOK_EVERY
+        self._clock = clock
+        self._next_look = clock() + LOOK_EVERY
+        self._call = CallClock(0, clock())
+        self._slept = 0.0  # seconds, in all calls so far
 
     def exchange(
         self,
@@ -65,23 +69,24 @@ class Channel:
     ) -> tuple[dict[str, Any], memoryview]:
         """The reply to message; answer() serves the callbacks that come before it."""
         asked = self._next_number()
-        deadline = time.monotonic() + seconds
-        self._send(codec.pack(asked, message, blobs), deadline)
+        self._call = CallClock(seconds, self._clock(), self._slept)
+        self._send(codec.pack(asked, message, blobs))
         while True:
             try:
-                number, reply, rest = self._receive(deadline)
+                number, reply, rest = self._receive()
             except UnfitError as error:
                 raise ForgedError(str(error)) from error
             if number != asked:
                 raise ForgedError("a reply to another request")
-            self._check(deadline if "callback" in reply else math.inf)
+            self._check(has_ended="callback" not in reply)
             if "callback" not in reply:
+                self._slept += max(self._call.slept, 0.0)
                 return reply, rest
             try:
                 back, out = answer(reply, rest)
             except (UnfitError, LookupError, TypeError, ValueError) as error:
                 raise ForgedError("a callback that makes no sense") from error
-            self._send(codec.pack(asked, back, out), deadline)
+            self._send(codec.pack(asked, back, out))
 
     def _next_number(self) -> int:
         number = next(self._numbers, None)
@@ -90,24 +95,24 @@ class Channel:
             number = next(self._numbers)
         return number
 
-    def _send(self, frame: bytes, deadline: float) -> None:
+    def _send(self, frame: bytes) -> None:
         rest = memoryview(frame)
         while rest:
             try:
                 rest = rest[self._wire.send(rest) :]
             except BlockingIOError:
-                self._check(deadline)
+                self._check()
             except OSError as error:
                 raise HungUpError from error
 
-    def _receive(self, deadline: float) -> tuple[int, dict[str, Any], memoryview]:
+    def _receive(self) -> tuple[int, dict[str, Any], memoryview]:
         frame = bytearray()
         size = codec.HEAD.size
         while len(frame) < size:
             try:
                 more = self._wire.recv(1 << 13)
             except BlockingIOError:
-                self._check(deadline)
+                self._check()
                 continue
             except OSError as error:
                 raise HungUpError from error
@@ -117,16 +122,19 @@ class Channel:
             if len(frame) >= codec.HEAD.size:
                 size = codec.frame_size(frame)
             if len(frame) < size:
-                self._check(deadline)
+                self._check()
         if len(frame) > size:
             raise UnfitError("more than one reply")
         return codec.unpack(frame)
 
-    def _check(self, deadline: float) -> None:
-        now = time.monotonic()
-        if now >= self._next_look:
-            if reason := self._look():
-                raise TooMuchError(reason)
-            self._next_look = time.monotonic() + LOOK_EVERY
-        if now > deadline:
-            raise TooLateError
+    def _check(self, has_ended: bool = False) -> None:
+        now = self._clock()
+        if now < self._next_look:
+            return
+        look = self._look()
+        if look.too_much:
+            raise TooMuchError(look.too_much)
+        self._call.see(look, now)
+        if not has_ended:
+            self._call.check(now)
+        self._next_look = self._clock() + LOOK_EVERY

@@ -15,14 +15,15 @@ from course.grader.channel import (
     Answer,
     ForgedError,
     HungUpError,
-    TooLateError,
     TooMuchError,
 )
 from course.grader.codec import FromWire, UnfitError, UnwantedError
 from course.grader.crossing import plain_text, rebuild
+from course.grader.errors import GraderError
 from course.grader.failures import LearnerError, fail
 from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
 from course.grader.history import History
+from course.grader.limits import TooLateError
 from course.grader.replay import Replay, Reply
 from course.grader.worker import EXIT_BROKEN, EXIT_NO_MEMORY
 
@@ -45,6 +46,7 @@ class Exchange:
         self._history = history
         self._end = end  # kills and reaps the worker; its wait status
         self._dead: str | None = None
+        self._lost: GraderError | None = None  # the grader could not find out
         self._replay: Replay | None = None
         self.hidden = HiddenObjects()
 
@@ -72,6 +74,8 @@ class Exchange:
         """The value that comes back; text is the call as a test would write it."""
         # A dead worker answers nothing more. In a Hypothesis test the example may still
         # be replayed, which _over_the_line decides.
+        if self._lost is not None:
+            raise self._lost
         if self._dead is not None and self._replay is None:
             fail(message=self._dead)
         self.hidden.start_call()
@@ -104,9 +108,8 @@ class Exchange:
         try:
             reply, rest = self._over_the_line(message, blobs, seconds)
             return _read(reply, rest, handle or _no_objects)
-        except TooLateError:
-            reason = f"did not come back within {seconds:g} seconds: "
-            reason += "does a loop never end, or does it wait for a lock?"
+        except TooLateError as error:
+            reason = str(error)
             certain = False  # it may have ended, and a child have kept the line open
         except HungUpError:
             reason, certain = "", False
@@ -120,6 +123,9 @@ class Exchange:
             reason = f"made {MAX_CALLBACKS:,} calls on what it was given and was "
             reason += "stopped: does a loop never end?"
             certain = True
+        except GraderError as error:
+            self._lost = GraderError(f"{text}: {error}")
+            raise self._lost from None
         except KeyboardInterrupt:  # a reply is under way that nobody will read
             self._dead = f"{text} was interrupted"
             raise

@@ -12,28 +12,26 @@ import ctypes
 import os
 import resource
 import signal
-import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NAMESPACES = "namespaces"
-LANDLOCK = "landlock"
-LAYERS = (NAMESPACES, LANDLOCK)  # what a warm process tries
+READ_ONLY = "read-only files"
+LAYERS = (NAMESPACES, READ_ONLY)  # what a warm process tries
 
 MAX_FILE_BYTES = 8 << 20  # of any file that learner code writes, printed output too
 MAX_OPEN_FILES = 128  # in each process
 MAX_TASKS = 64  # processes and threads of one worker, itself included
 
-_CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
+# New for the warm process and its workers: users and processes; mounts; what System V
+# leaves behind; a network with nobody on it.
+_CLONE_USER_AND_PID, _CLONE_REST = 0x30000000, 0x48020000
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_LANDLOCK_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
-_WRITE_FILE, _MOVE, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
-_CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))  # make or remove an entry
-_SCOPE_SOCKETS_AND_SIGNALS = 0b11
+_PR_SET_CHILD_SUBREAPER = 36
+_MS_BIND, _MS_OF_ITS_OWN = 0x1000, 0x44000  # the latter for all mounts: private
+_MOUNT_SETATTR, _READ_ONLY, _AND_ALL_BELOW = 442, 1, 0x8000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _LINUX = sys.platform == "linux"
@@ -44,13 +42,13 @@ def _prctl(option: int, value: int = 0) -> int:
 
 
 def enter_namespaces() -> bool:
-    """Become process 1 of a new user and pid namespace; False where that is forbidden.
+    """Become process 1 of namespaces of its own; False where that is forbidden.
 
     The caller returns in a child; the process that called waits for it and then ends.
     From in there no process outside can be named, let alone signalled or written to,
     and when process 1 ends the kernel ends all others.
     """
-    if not _LINUX or _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWPID) != 0:
+    if not _LINUX or _libc.unshare(_CLONE_USER_AND_PID | _CLONE_REST) != 0:
         return False
     # unshare() changes the pid namespace of children only, hence the fork. The parent
     # stays behind as the process that the grader knows by number.
@@ -153,49 +151,23 @@ def _lower(limit: int, value: int) -> None:
     resource.setrlimit(limit, (value, value))
 
 
-def write_only_under(folders: Sequence[Path]) -> bool:
-    """With Landlock: files can be changed below folders and nowhere else; one way.
+def write_only_under(folder: Path) -> bool:
+    """Make all files read-only but those in folder, for all who share our namespaces.
 
-    It also stops this process and its children from tracing and from signalling
-    processes outside (the latter from Linux 6.12 on). Reading stays free: the sources
-    are public.
+    Not even times or permissions can be changed elsewhere. Reading stays free: it is
+    the reader's own machine, and the sources are public.
     """
-    # The kernel tells its version of Landlock; a newer one knows more kinds of access.
-    version = _landlock_version()
-    if version < 1:
-        return False
-    writes = _WRITE_FILE | _CHANGE_FOLDER | (_TRUNCATE if version >= 3 else 0)
-    writes |= _MOVE if version >= 2 else 0  # from one folder to another, inside
-    scoped = _SCOPE_SOCKETS_AND_SIGNALS if version >= 6 else 0
-    # struct landlock_ruleset_attr: file access, network access (none is ruled), scopes.
-    # A kernel refuses a longer struct than it knows.
-    rules = struct.pack("=QQQ", writes, 0, scoped)[: 24 if version >= 6 else 8]
-    ruleset = _libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0)
-    if ruleset < 0:
-        return False
-    try:
-        for folder in folders:
-            _landlock_allow(ruleset, folder, writes)
-        for device in (Path("/dev/null"), *Path("/dev").glob("nvidia*")):
-            if not device.is_dir():
-                _landlock_allow(ruleset, device, _WRITE_FILE)
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)  # the kernel demands it of who is not root
-        return _libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0) == 0
-    finally:
-        os.close(ruleset)
+    here = os.fsencode(folder)
+    return (
+        _libc.mount(None, b"/", None, _MS_OF_ITS_OWN, None) == 0
+        and _libc.mount(here, here, None, _MS_BIND, None) == 0
+        and _set_mount(b"/", _AND_ALL_BELOW, on=_READ_ONLY)
+        and _set_mount(here, 0, off=_READ_ONLY)
+    )
 
 
-def _landlock_version() -> int:
-    if not _LINUX:
-        return -1
-    return _libc.syscall(_LANDLOCK_CREATE, None, 0, _LANDLOCK_VERSION)
-
-
-def _landlock_allow(ruleset: int, path: Path, access: int) -> None:
-    where = os.open(path, getattr(os, "O_PATH", 0) | os.O_CLOEXEC)
-    try:
-        # struct landlock_path_beneath_attr: access, the descriptor of a folder or file.
-        rule = struct.pack("=Qi", access, where)
-        _libc.syscall(_LANDLOCK_ADD, ruleset, _LANDLOCK_PATH_BENEATH, rule, 0)
-    finally:
-        os.close(where)
+def _set_mount(path: bytes, flags: int, on: int = 0, off: int = 0) -> bool:
+    # struct mount_attr: set, clear, propagation, user namespace (Linux 5.12 and later)
+    change = (ctypes.c_uint64 * 4)(on, off, 0, 0)
+    size = ctypes.sizeof(change)
+    return _libc.syscall(_MOUNT_SETATTR, -100, path, flags, change, size) == 0

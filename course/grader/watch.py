@@ -2,9 +2,11 @@
 
 The kernel's limits (isolation.py) are for one process each, and do not count memory
 that is shared or files that lie in memory. So the grader looks for itself while it
-waits for a reply, every LOOK_EVERY seconds. What comes and goes in between is not seen;
+waits for a reply, now and then. What comes and goes in between is not seen;
 nor are files without a name that are kept open, and memory of System V that nobody is
 attached to. A page that several processes share counts for each of them.
+
+It also sees how long they ran, and how long they were kept from running (limits.py).
 
 Linux only: /proc has to tell of memory and of children.
 """
@@ -12,15 +14,17 @@ Linux only: /proc has to tell of memory and of children.
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from course.grader.isolation import MAX_TASKS
 from course.grader.leftovers import children_of
+from course.grader.limits import Look
 
-LOOK_EVERY = 0.05  # seconds; a look takes about 0.2 milliseconds
 MAX_ENTRIES = 2_000  # files and folders, each of which takes a kilobyte at least
 
+_TICKS = os.sysconf("SC_CLK_TCK")  # in a second
 _NUMBERS = re.compile(r"^(RssAnon|RssShmem|VmSwap|Threads):\s+(\d+)", re.MULTILINE)
 
 
@@ -48,17 +52,29 @@ class Watch:
             return False
         return "RssAnon" in _numbers(self.parent)
 
-    def look(self) -> str | None:
-        """What is over a limit, as a call may be told of: "used 2,000 MiB …"."""
+    def look(self) -> Look:
+        """What they use now."""
         used = tasks = 0
+        cpu, on_disk = 0.0, False
+        own = sum(_schedule("/proc/thread-self"))
+        delay = own
         for pid in _descendants(self.parent):
             numbers = _numbers(pid)
             tasks += numbers.pop("Threads", 0)
             if tasks > MAX_TASKS:
-                return f"ran more than {MAX_TASKS} processes and threads at once"
+                return Look(f"ran more than {MAX_TASKS} processes and threads at once")
             used += sum(numbers.values()) << 10
+            state, ran = _times(pid)
+            cpu, on_disk = cpu + ran, on_disk or state == "D"
+            with suppress(OSError):
+                for task in os.scandir(f"/proc/{pid}/task"):
+                    delay += _schedule(task.path)[1]
         if not tasks:  # none is left, or none can be seen
-            return None
+            return Look()
+        return Look(self._too_much(used), cpu, delay / 1e9 if own else None, on_disk)
+
+    def _too_much(self, used: int) -> str | None:
+        """Words like "used 2,000 MiB …", for which there is a limit."""
         numbers = _numbers(self.parent)
         numbers.pop("Threads", 0)
         used -= sum(numbers.values()) << 10  # a worker starts with what that one has
@@ -71,6 +87,26 @@ class Watch:
                 f"files together (an exercise may use {self.memory >> 20:,} MiB)"
             )
         return None
+
+
+def _times(pid: int) -> tuple[str, float]:
+    """The state of a process, and the seconds that it and its ended children ran."""
+    try:
+        # "1234 (name) S …": the name may contain blanks and brackets.
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = stat.rpartition(")")[2].split()
+        return fields[0], sum(map(int, fields[11:15])) / _TICKS
+    except (OSError, LookupError, ValueError):  # it has just ended
+        return "", 0.0
+
+
+def _schedule(thread: str) -> tuple[int, int]:
+    """Nanoseconds that a thread ran, and that it was ready to run and did not."""
+    try:
+        ran, waited, _ = map(int, Path(thread, "schedstat").read_text().split())
+    except (OSError, ValueError):  # it has just ended, or the system does not tell
+        return 0, 0
+    return ran, waited
 
 
 def _numbers(pid: int) -> dict[str, int]:

@@ -85,7 +85,7 @@ def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
     walls = ["a process of its own, ended at its deadline"]
     if alone:
         isolation.limit_processes()
-        walls.append("namespaces: it can name no process but its own")
+        walls.append("namespaces: it can name no process but its own, nor a network")
     else:
         isolation.die_with_parent()
         isolation.adopt_orphans()
@@ -94,10 +94,11 @@ def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
     allowance = config["memory"]
     if isolation.limit_memory(allowance):
         walls.append(f"private memory limited to {allowance >> 20} MiB per process")
-    if isolation.LANDLOCK in config["layers"] and isolation.write_only_under(
-        [Path(config["folder"])]
-    ):
-        walls.append("Landlock: it writes only to a folder of its own")
+    folder = Path(config["folder"])
+    asked = alone and isolation.READ_ONLY in config["layers"]
+    if asked and isolation.write_only_under(folder):
+        words = "it changes none outside a folder of its own; it reads what you may"
+        walls.append(f"{isolation.READ_ONLY}: {words}")
     return walls
 
 

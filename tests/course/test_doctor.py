@@ -235,12 +235,15 @@ def test_a_folder_that_cannot_be_written_is_broken(patient, tmp_path, monkeypatc
 
 
 def test_missing_walls_are_named(patient, monkeypatch):
-    answer = {"walls": ["namespaces: alone"], "tried": ["namespaces", "landlock"]}
+    answer = {
+        "walls": ["namespaces: alone"],
+        "tried": ["namespaces", "read-only files"],
+    }
     monkeypatch.setattr(Patient, "python", lambda *args, **kwargs: (answer, ""))
     finding = only(probes.probe_walls(patient))
     assert finding.status == NOT_HERE
-    assert "No landlock here" in finding.text
-    answer["walls"].append("Landlock: shut in")
+    assert "No read-only files here" in finding.text
+    answer["walls"].append("read-only files: all")
     assert only(probes.probe_walls(patient)).status == OK
 
 

@@ -6,6 +6,7 @@ a message that says what happened, and keep the others.
 """
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from tiny_exercise import Session, answer, grade_answers
 
 from course.grader import ExerciseResult
-from course.grader.isolation import LANDLOCK, NAMESPACES
+from course.grader.isolation import NAMESPACES, READ_ONLY
 from course.grader.warm import WarmProcess
 from course.manifest import ROOT
 
@@ -86,7 +87,7 @@ HANGS = {
         "collections.deque(itertools.repeat(0), maxlen=0)",
         "pool.allocate() did not come back within 1 seconds",
     ),
-    "sleep": in_allocate("import time; time.sleep(60)", "did not come back"),
+    "sleep": in_allocate("import time; time.sleep(60)", "slept for 1 sec"),
     "stops itself": in_allocate(
         "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "did not come back"
     ),
@@ -318,7 +319,7 @@ FORGERIES = {
         "        try: os.write(fd, b'\\0')\n"
         "        except OSError: pass\n"
         "    time.sleep(0.2)",
-        "did not come back within 1 seconds",
+        "did not come back: it has slept for 1 seconds",
     ),
 }
 
@@ -353,8 +354,10 @@ OUTSIDE = {
         def rename(): os.rename(TESTS, TESTS + ".old")
         def create(): open(TESTS + ".new", "x").close()
         def plant(): open(PLANTED, "x").close()
+        def permit(): os.chmod(TESTS, 0o777)
+        def touch(): os.utime(TESTS)
         done = []
-        for deed in (append, create, plant, rename, truncate, remove):
+        for deed in (append, create, plant, permit, touch, rename, truncate, remove):
             try:
                 deed()
                 done.append(deed.__name__)
@@ -364,6 +367,14 @@ OUTSIDE = {
         """,
         "RuntimeError: done []",
     ),
+    "calls the network": in_allocate(
+        "import socket; socket.create_connection(('127.0.0.1', PORT), 1)",
+        "Network is unreachable",
+    ),
+    "leaves a segment": in_allocate(  # of System V: it outlives its processes
+        "import ctypes; ctypes.CDLL(None).shmget(0x417, 4096, 0o1600); return 7",
+        "[0, 1, 2]",
+    ),
 }
 
 # What keeps them in. Containers often forbid it; then there is nothing to verify here,
@@ -371,8 +382,10 @@ OUTSIDE = {
 HELD_BACK_BY = {
     "kills its parent": {NAMESPACES},
     "signals the grader": {NAMESPACES},
-    "opens other memory": {NAMESPACES, LANDLOCK},
-    "writes files": {LANDLOCK},
+    "opens other memory": {NAMESPACES},
+    "writes files": {READ_ONLY},
+    "calls the network": {NAMESPACES},
+    "leaves a segment": {NAMESPACES},
 }
 
 HARMLESS = {
@@ -416,10 +429,11 @@ GROUPS = (
 ATTACKS = {name: attack for group in GROUPS for name, attack in group.items()}
 
 
-def run(root: Path, attacks: Mapping[str, Attack]) -> Session:
+def run(root: Path, attacks: Mapping[str, Attack], port: int = 0) -> Session:
     """Grade attacks as variants of one exercise."""
     words = {"TESTS": repr(str(root / "tests" / "exercises" / "test_ex04_pool.py"))}
     words |= {"PLANTED": repr(str(PLANTED)), "GRADER": str(os.getpid())}
+    words["PORT"] = str(port)
     answers = {}
     for name, attack in attacks.items():
         answers[name] = attack.source
@@ -441,15 +455,17 @@ def walls() -> set[str]:
         words = " ".join(process.walls).lower()
     finally:
         process.close()
-    return {layer for layer in (NAMESPACES, LANDLOCK) if layer in words}
+    return {layer for layer in (NAMESPACES, READ_ONLY) if layer in words}
 
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory, walls: set[str]) -> Session:
     held = {name: OUTSIDE[name] for name in OUTSIDE if HELD_BACK_BY[name] <= walls}
+    listener = socket.create_server(("127.0.0.1", 0))
     try:
-        return run(tmp_path_factory.mktemp("outside"), held)
+        return run(tmp_path_factory.mktemp("outside"), held, listener.getsockname()[1])
     finally:
+        listener.close()
         PLANTED.unlink(missing_ok=True)
 
 
@@ -472,8 +488,8 @@ def test_an_attack_costs_its_tasks_and_is_told_by_name(
     check_losses(session.results[name], ATTACKS[name])
 
 
-def test_no_process_and_no_file_is_left(session: Session) -> None:
-    assert session.left_over == []
+def test_no_process_and_no_file_is_left(session: Session, outside: Session) -> None:
+    assert session.left_over == outside.left_over == []
 
 
 def test_the_memory_of_the_grader_stays_bounded(session: Session) -> None:

@@ -1,6 +1,6 @@
-"""Without namespaces and Landlock the verdict is the same, and the report says so.
+"""Without namespaces the verdict is the same, and the report says so.
 
-Both exist on Linux only, and containers often forbid them.
+They exist on Linux only, and containers often forbid them.
 """
 
 import os
@@ -101,7 +101,7 @@ def test_the_report_names_the_walls_that_hold(
     assert with_all.ok and without.ok
     assert without.isolation[0] == "a process of its own, ended at its deadline"
     walls = " ".join(without.isolation)
-    assert "namespaces" not in walls and "Landlock" not in walls
+    assert "namespaces" not in walls and "read-only" not in walls
     assert set(without.isolation) <= set(with_all.isolation)
 
 
