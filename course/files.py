@@ -1,5 +1,6 @@
 """Files that learners also handle: read with care, written whole or not at all."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -25,6 +26,8 @@ def read_file(path: Path) -> bytes:
     except FileNotFoundError:
         raise UnusableFileError(f"{path} is not there") from None
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO):
+            raise  # the machine's fault, not the file's
         reason = error.strerror or type(error).__name__
         raise UnusableFileError(f"{path} cannot be read: {reason}") from None
 

@@ -69,6 +69,8 @@ def compile_captured(
             compiled = compile_kernel(
                 kernel, arguments, target, aligned=aligned, **options
             )
+        except OSError:  # the compiler's own files: not for want of a better kernel
+            raise
         except Exception as error:
             return _told(kernel, error)
         limit = TARGETS[target].max_shared_bytes

@@ -8,6 +8,7 @@ is described in words instead.
 
 import builtins
 import errno
+import resource
 import sys
 import traceback
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ from paged_attention.errors import (
 )
 
 MAX_TEXT = 2_000  # characters of an error's message
+
+# A full disk, or one that fails; too many files open in the whole system.
+MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENFILE)
 
 OURS = (OutOfBlocksError, DoubleFreeError, SharedBlockError)
 _NOT_FROM_ONE_STRING = (UnicodeError, BaseExceptionGroup, Warning)
@@ -101,6 +105,19 @@ def describe_learners(
                     "files beside it: move what it needs into it)"
                 )
     return described
+
+
+def words_for_machine(error: BaseException, files: Mapping[str, str]) -> str:
+    """What the machine lacks that no exercise is to blame for; "" if it is not that."""
+    if not isinstance(error, OSError):
+        return ""
+    theirs = _last_line_in(error.__traceback__, files) is not None
+    # Below our own limit it is one that was there before, as of `ulimit -f`.
+    allowed, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    small = error.errno == errno.EFBIG and allowed < isolation.MAX_FILE_BYTES
+    if theirs and not small and error.errno not in MACHINES:
+        return ""
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _is_short_of_memory(error: Exception, text: str) -> bool:

@@ -85,6 +85,9 @@ class Exchange:
         if outcome == "raised":
             error, data = body
             self._raise(error, data, text, message["do"] == "helper")
+        if outcome == "machine":
+            self._lost = GraderError(f"{text}: {body}")
+            raise self._lost
         # What is left are refusals: the worker lives on, but there is no value.
         self._history.add(f"{text}: {body}")
         if outcome == "missing":
@@ -186,7 +189,7 @@ def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any
             return outcome, codec.Reader(blobs, handle).decode(body)
         if outcome == "raised":
             return outcome, (rebuild(body), dict(body))
-        if outcome in ("missing", "unfit", "left"):
+        if outcome in ("missing", "unfit", "left", "machine"):
             return outcome, plain_text(str(body))
     except UnwantedError as error:
         return "unfit", str(error)

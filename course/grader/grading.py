@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from course.grader import isolation
-from course.grader.errors import GraderError
+from course.grader.errors import GraderError, as_own_failures
 from course.grader.paper import Paper, Snapshot, paper_in
 from course.grader.report import ExerciseResult, Failure, Report, TaskResult
 from course.grader.warm import WarmPool, missing_module
@@ -76,6 +76,7 @@ def grade_variants(
     return dict(zip(variants, results, strict=True))
 
 
+@as_own_failures()
 def grade_papers(
     papers: Sequence[Paper], first: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[ExerciseResult], list[str]]:

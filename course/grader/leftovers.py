@@ -1,5 +1,6 @@
 """What a worker leaves: processes, which are ended, and files, which are removed."""
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -43,6 +44,33 @@ def children_of(pid: int | str) -> list[int]:
         for task in os.listdir(f"/proc/{pid}/task")
         for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
     ]
+
+
+def claim_folder(prefix: str, base: str | None) -> tuple[Path, int]:
+    """A new folder, and the descriptor that claims it for as long as it is open.
+
+    The kernel closes it when the process ends, however it ends.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        claim = os.open(folder, os.O_RDONLY)
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        if folder.exists():  # else it was removed before it was claimed
+            return folder, claim
+        os.close(claim)
+
+
+def remove_unclaimed(prefix: str, base: str | None) -> None:
+    """Remove what graders left that were killed."""
+    for folder in Path(base or tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):  # somebody else's, or one that is claimed
+            claim = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                clear(folder, folder)
+                folder.rmdir()
+            finally:
+                os.close(claim)
 
 
 def clear(folder: Path, elsewhere: Path) -> None:

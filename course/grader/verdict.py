@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from course.grader.errors import GraderError
+from course.grader.errors import GraderError, is_machines
 from course.grader.explain import failure_of
 from course.grader.failures import NotVerified
 from course.grader.paper import Paper
@@ -120,6 +120,8 @@ class Verdict:
     def _note_end(self, item: pytest.Item, error: BaseException, score: Score) -> None:
         if isinstance(error, GraderError):
             self._stop(error)
+        elif is_machines(error):
+            self._stop(GraderError(f"{type(error).__name__}: {error}"))
         elif isinstance(error, TaskDecided):
             score.tests[item.nodeid] = "not run"
         elif isinstance(error, NotVerified):

@@ -17,23 +17,42 @@ from typing import Any
 from course.grader import isolation, leftovers
 from course.grader.crossing import plain_text
 from course.grader.errors import GraderError
-from course.grader.watch import Watch
+from course.grader.watch import MAX_ENTRIES, Watch
 from course.manifest import ROOT
 
 MEMORY = 1 << 30  # bytes that a worker may use beyond what the warm process has
 GPU_MEMORY = 16 << 30  # CUDA maps a lot of it on the host
-READY_SECONDS = 60.0  # import torch on a busy or cold machine
-ORDER_SECONDS = 10.0
+# Only a process that hangs lets these pass: that it ended is seen at once. On a busy
+# machine the first takes ten times the usual 2 seconds, on a cold one as well.
+READY_SECONDS = 300.0
+ORDER_SECONDS = 120.0
+CLOSE_SECONDS = 10.0  # then it is killed
+ROOM = 32 << 20  # bytes that workers should have for their files
 MAX_PRINTED = 4_000  # bytes of a worker's output that are kept
 
-# In memory where there is such a place: folders come and go with every test.
-BASE = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+PREFIX = "course-grading-"  # of folders
 
 _PYTHON = (sys.executable, "-I", "-W", "ignore", "-c")
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from course.grader.zygote import main; main()"
 )
+
+
+def _base(place: str = "/dev/shm") -> str | None:
+    """A folder in memory, where there is one with room; None: the usual for drafts.
+
+    Folders come and go with every test.
+    """
+    with suppress(OSError):
+        disk = os.statvfs(place)
+        is_free = disk.f_bavail * disk.f_frsize >= ROOM and disk.f_favail >= MAX_ENTRIES
+        if is_free and os.access(place, os.W_OK | os.X_OK):
+            return place
+    return None
+
+
+BASE = _base()
 
 
 class WarmProcessLostError(Exception):
@@ -67,7 +86,7 @@ class WarmProcess:
         """mode: what becomes of kernels, if it preloads Triton (see triton_inside)."""
         self._preload = list(preload)
         self._mode = (mode or "interpret") if "triton" in preload else ""
-        self.folder = Path(tempfile.mkdtemp(prefix="course-grader-", dir=BASE))
+        self.folder, self._claim = leftovers.claim_folder(PREFIX, BASE)
         self._work = self.folder / "work"  # all that workers may write to
         self._work.mkdir()
         self._walls: list[str] = []
@@ -122,8 +141,9 @@ class WarmProcess:
         try:
             reply = self._read_reply(READY_SECONDS)
         except WarmProcessLostError as error:
-            log = (self.folder / "warm.txt").read_text(errors="replace")[-2000:]
-            raise GraderError(f"the warm process did not start:\n{log}") from error
+            log = (self.folder / "warm.txt").read_text(errors="replace").strip()
+            why = log.rpartition("\n")[2] or f"no reply in {READY_SECONDS:g} seconds"
+            raise GraderError(f"the warm process did not start: {why}") from error
         self._walls = reply["walls"]
         parent = self._process.pid
         if reply["alone"]:  # process 1 of the namespace, which it waits for
@@ -167,16 +187,18 @@ class WarmProcess:
         descriptors = [theirs.fileno(), sink]
         try:
             try:
-                self._order(order, descriptors)
+                reply = self._order(order, descriptors)
             except WarmProcessLostError:  # an earlier worker had ended it
                 self._restart()
                 self._wait_until_ready()
-                self._order(order, descriptors)
+                reply = self._order(order, descriptors)
         except WarmProcessLostError as error:
             raise GraderError("the warm process ended before any test") from error
         finally:
             os.close(sink)
             theirs.close()
+        if "error" in reply:
+            raise GraderError(f"no worker can be started: {reply['error']}")
         return WorkerProcess(ours, Path(output))
 
     def reap(self, worker: WorkerProcess, *, wait: bool = True) -> int:
@@ -232,7 +254,7 @@ class WarmProcess:
         self._process.kill()
         # With a limit: a Ctrl-C at the wrong moment can leave Popen's own lock taken.
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(ORDER_SECONDS)
+            self._process.wait(CLOSE_SECONDS)
         self._control.close()
 
     def kill(self) -> None:
@@ -243,7 +265,7 @@ class WarmProcess:
         """End it, see it gone, and remove its folder."""
         self._control.close()  # it takes this as the order to end
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(ORDER_SECONDS)
+            self._process.wait(CLOSE_SECONDS)
         self._kill()
         self._remove_folder()
 
@@ -251,6 +273,7 @@ class WarmProcess:
         leftovers.clear(self.folder, self.folder)
         with suppress(OSError):
             self.folder.rmdir()
+        os.close(self._claim)
 
 
 def missing_module(preload: Sequence[str]) -> str | None:
@@ -262,6 +285,7 @@ class WarmPool:
     """One warm process per set of preloaded modules, and mode of kernels."""
 
     def __init__(self) -> None:
+        leftovers.remove_unclaimed(PREFIX, BASE)
         self._processes: dict[tuple[tuple[str, ...], str], WarmProcess] = {}
 
     def process(self, preload: tuple[str, ...], mode: str = "") -> WarmProcess:

@@ -4,7 +4,7 @@ The kernel's limits (isolation.py) are for one process each, and do not count me
 that is shared or files that lie in memory. So the grader looks for itself while it
 waits for a reply, now and then. What comes and goes in between is not seen;
 nor are files without a name that are kept open, and memory of System V that nobody is
-attached to. A page that several processes share counts for each of them.
+attached to. A page that they share counts for each, if the warm process lacks it.
 
 It also sees how long they ran, and how long they were kept from running (limits.py).
 
@@ -55,6 +55,9 @@ class Watch:
     def look(self) -> Look:
         """What they use now."""
         used = tasks = 0
+        numbers = _numbers(self.parent)
+        numbers.pop("Threads", 0)
+        start = sum(numbers.values())
         cpu, on_disk = 0.0, False
         own = sum(_schedule("/proc/thread-self"))
         delay = own
@@ -63,7 +66,8 @@ class Watch:
             tasks += numbers.pop("Threads", 0)
             if tasks > MAX_TASKS:
                 return Look(f"ran more than {MAX_TASKS} processes and threads at once")
-            used += sum(numbers.values()) << 10
+            # Each starts with what the parent has, in pages that it shares with it.
+            used += max(0, sum(numbers.values()) - start) << 10
             state, ran = _times(pid)
             cpu, on_disk = cpu + ran, on_disk or state == "D"
             with suppress(OSError):
@@ -75,9 +79,6 @@ class Watch:
 
     def _too_much(self, used: int) -> str | None:
         """Words like "used 2,000 MiB …", for which there is a limit."""
-        numbers = _numbers(self.parent)
-        numbers.pop("Threads", 0)
-        used -= sum(numbers.values()) << 10  # a worker starts with what that one has
         files = _size(self.folder)
         if files is None:
             return f"made more than {MAX_ENTRIES:,} files, or hid its folder"

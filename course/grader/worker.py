@@ -36,7 +36,12 @@ from typing import Any, NoReturn
 
 from course.grader import codec, isolation
 from course.grader.codec import UnfitError
-from course.grader.crossing import describe_learners, rebuild, words_for_leaving
+from course.grader.crossing import (
+    describe_learners,
+    rebuild,
+    words_for_leaving,
+    words_for_machine,
+)
 from course.grader.given import Given, GivenObject, to_grader, words_for_type
 from course.grader.guard import ImportGuard
 from course.grader.instruments import Instruments
@@ -95,6 +100,8 @@ class Worker:
         except UnfitError as error:
             return {"unfit": str(error)}, []
         except BaseException as error:
+            if words := words_for_machine(error, self._sources):
+                return {"machine": words}, []
             # Learner code may hold all the memory that it may have. To let go of what
             # its frames hold can take a second: not before the reply (replied).
             self._reserve = None
@@ -211,8 +218,7 @@ def run(order: Message, instruments: Instruments, wire: int, output: int) -> NoR
     """Be the worker for one order, until the grader hangs up."""
     line = socket.socket(fileno=wire)
     try:
-        _set_up(order, output)
-        _serve(order, instruments, line)
+        _serve(order, instruments, line, output)
         os._exit(0)
     except MemoryError:  # in our own code, between the learner's calls
         os._exit(EXIT_NO_MEMORY)
@@ -250,7 +256,9 @@ def _set_up(order: Message, output: int) -> None:
     sys.meta_path.insert(0, guard)
 
 
-def _serve(order: Message, instruments: Instruments, wire: socket.socket) -> None:
+def _serve(
+    order: Message, instruments: Instruments, wire: socket.socket, output: int
+) -> None:
     number = 0
 
     def ask(message: Message, blobs: list[bytes]) -> tuple[Message, memoryview]:
@@ -260,9 +268,17 @@ def _serve(order: Message, instruments: Instruments, wire: socket.socket) -> Non
             os._exit(0)
         return codec.unpack(frame)[1:]
 
-    worker = Worker(order, ask, instruments)
+    worker, failed = None, ""
+    try:
+        _set_up(order, output)
+        worker = Worker(order, ask, instruments)
+    except (OSError, MemoryError) as error:  # no code of the learner's has run
+        failed = f"{type(error).__name__}: {error}"
     while (frame := _receive(wire)) is not None:
         number, message, blobs = codec.unpack(frame)
+        if worker is None:
+            wire.sendall(codec.pack(number, {"machine": failed}, []))
+            continue
         reply, out = worker.answer(message, blobs)
         # A value may fit by itself and be too large for a frame.
         try:

@@ -4,7 +4,8 @@ Started as `python -I`, so that nothing beside the learner's file, in the enviro
 in the working directory is imported by accident. It never runs learner code and knows
 nothing of the tests. It takes one order at a time, a line of JSON each:
 
-    {"do": "fork", …} with two descriptors (socket, output file)  ->  {"pid": n}
+    {"do": "fork", …} with two descriptors (socket, output file)  ->  {"pid": n}, or
+                                                        {"error": why none can be had}
     {"do": "reap", "wait": …}  ->  {"status": wait status}
 """
 
@@ -112,7 +113,13 @@ def _serve(control: socket.socket, alone: bool, instruments: Instruments) -> Non
             return
         order = json.loads(line)
         if order["do"] == "fork":
-            pid = os.fork()
+            if pid:  # what it left has been killed, and must not count for the next
+                leftovers.end_all(pid, alone=alone, wait=True)
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _reply(control, {"error": str(error)})
+                continue
             if pid == 0:
                 # Learner code must not be able to give orders.
                 control.close()

@@ -116,6 +116,15 @@ ANSWERS = {
         time.sleep(0.3)
         """
     ),
+    "children that are left": answer(
+        top="""
+        import os, time
+        for _ in range(45):
+            if os.fork() == 0:
+                time.sleep(60)
+        """,
+        allocate="import time; time.sleep(0.1)",
+    ),
     "what is allowed": answer(
         allocate="""
         import mmap, os, threading, time
@@ -170,6 +179,10 @@ def test_what_is_hidden_from_the_watch_is_too_much(session: Session) -> None:
 
 def test_less_than_the_limits_is_allowed(session: Session) -> None:
     assert session.results["what is allowed"].ok
+
+
+def test_what_the_worker_before_has_left_does_not_count(session: Session) -> None:
+    assert session.results["children that are left"].ok
 
 
 def test_nothing_is_left(session: Session) -> None:
