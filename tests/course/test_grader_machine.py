@@ -80,7 +80,7 @@ def test_a_full_disk_is_not_the_learners_and_a_missing_file_is(
     file = tmp_path / "4.py"
     file.write_text(answer(allocate=f"raise OSError({number}, 'what is lacking')"))
     if number == errno.ENOSPC:
-        with pytest.raises(GraderError, match=r"allocate.*: OSError: .*what is lacking"):
+        with pytest.raises(GraderError, match=r"OSError: .*what is lacking"):
             grade(["4"], file, root=tmp_path)
     else:
         assert not grade(["4"], file, root=tmp_path).ok
