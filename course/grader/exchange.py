@@ -20,6 +20,7 @@ from course.grader.channel import (
 )
 from course.grader.codec import FromWire, UnfitError, UnwantedError
 from course.grader.crossing import plain_text, rebuild
+from course.grader.errors import GraderError
 from course.grader.failures import LearnerError, fail
 from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
 from course.grader.history import History
@@ -81,6 +82,8 @@ class Exchange:
         if outcome == "raised":
             error, data = body
             self._raise(error, data, text, message["do"] == "helper")
+        if outcome == "unmeasured":
+            raise GraderError(body)
         # What is left are refusals: the worker lives on, but there is no value.
         self._history.add(f"{text}: {body}")
         if outcome == "missing":
@@ -180,7 +183,7 @@ def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any
             return outcome, codec.Reader(blobs, handle).decode(body)
         if outcome == "raised":
             return outcome, (rebuild(body), dict(body))
-        if outcome in ("missing", "unfit", "left"):
+        if outcome in ("missing", "unfit", "left", "unmeasured"):
             return outcome, plain_text(str(body))
     except UnwantedError as error:
         return "unfit", str(error)
