@@ -2,9 +2,13 @@
 
 CPython switches threads so rarely inside straight-line code that an unlocked free list
 can survive a stress test of millions of operations. Here nothing is left to luck: the
-first call is stopped before its k-th opcode (`sys.settrace`, `f_trace_opcodes`), the
-second runs in another thread, then the first goes on; and that for every k. Each such
-run is one that threads may produce by themselves, so what goes wrong here is a bug.
+first call is stopped before its k-th opcode, the second runs in another thread, then
+the first goes on; and that for every k. Each such run is one that threads may produce
+by themselves, so what goes wrong here is a bug.
+
+From Python 3.12 on `sys.monitoring` sees the opcodes: there `sys.settrace` misses those
+of a function's first run. Each version of Python has opcodes of its own, so a count
+holds for the version that ran.
 
 A second call that waits for a lock which the first one holds is noticed and left
 waiting: the first goes on, gives the lock back, and both end. Any kind of lock will do,
@@ -18,8 +22,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
+
+from course.grader.errors import GraderError
 
 Subject = TypeVar("Subject")
 Action = Callable[[Subject], Any]
@@ -28,6 +34,7 @@ LOOK_AGAIN = 0.00001  # seconds between two looks at a thread that may be waitin
 LOOKS_ASLEEP = 2  # so often in a row asleep at the place of the last look: it waits
 LOOKS_ELSEWHERE = 100  # where the system does not tell who sleeps
 _COURSE = os.path.dirname(__file__) + os.sep  # nothing is stopped or counted in here
+_KNOWN = compile("seen = True", "<known to run>", "exec")
 GIVE_UP = 1.0  # seconds until a call that could run, but does not, is stuck
 
 
@@ -73,6 +80,7 @@ def every_interleaving(
     `lambda pool: pool.allocate()`; opcodes of the lambda itself and of files in course/
     don't count. A run in which a call is stuck (StuckError) is the last one.
     """
+    _expect_to_see_opcodes()
     opcode = 1
     while run := run_paused(make, first, second, opcode):
         yield run
@@ -141,9 +149,19 @@ def count_opcodes(action: Callable[[], Any]) -> int:
 
     A measure of work that is the same in every run. Exceptions are passed on.
     """
+    _expect_to_see_opcodes()
     counter = _OpcodeCounter()
     counter.run(action, skip=action)
     return counter.count
+
+
+def _expect_to_see_opcodes() -> None:
+    """Without this a Python that shows none would look like an answer without any."""
+    counter = _OpcodeCounter()
+    counter.run(lambda: exec(_KNOWN, {}), skip=exec)
+    if counter.count == 0:
+        version = sys.version.split()[0]
+        raise GraderError(f"Python {version} shows no opcodes: none can be counted")
 
 
 class _OpcodeCounter:
@@ -156,12 +174,18 @@ class _OpcodeCounter:
         self._stop_at = stop_at
         self._stop = stop
         self._skipped_code: object = None
+        self._thread = self._tool = 0
 
     def run(self, action: Callable[[], Any], skip: Callable[..., Any]) -> Any:
         # A lambda only makes the call; stopping inside it would show nothing.
         code = getattr(skip, "__code__", None)
         if code is not None and code.co_name == "<lambda>":
             self._skipped_code = code
+        if sys.version_info >= (3, 12):
+            return self._run_monitored(action)
+        return self._run_traced(action)
+
+    def _run_traced(self, action: Callable[[], Any]) -> Any:
         before = sys.gettrace()
         # From here on every opcode counts, so nothing of our own may be called.
         sys.settrace(self._on_call)
@@ -174,8 +198,7 @@ class _OpcodeCounter:
                 raise RuntimeError("the call switched the tracing off (sys.settrace)")
 
     def _on_call(self, frame: FrameType, event: str, arg: object) -> Any:
-        is_ours = frame.f_code.co_filename.startswith(_COURSE)
-        if is_ours or frame.f_code is self._skipped_code:
+        if not self._sees(frame.f_code):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
@@ -183,10 +206,49 @@ class _OpcodeCounter:
 
     def _on_opcode(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "opcode":
-            self.count += 1
-            if self.count == self._stop_at and self._stop is not None:
-                self._stop(frame)  # nothing is traced in here
+            self._before_opcode(frame)
         return self._on_opcode
+
+    if sys.version_info >= (3, 12):
+
+        def _run_monitored(self, action: Callable[[], Any]) -> Any:
+            self._thread = threading.get_ident()
+            self._tool = _free_tool()
+            monitoring, event = sys.monitoring, sys.monitoring.events.INSTRUCTION
+            monitoring.register_callback(self._tool, event, self._on_instruction)
+            monitoring.set_events(self._tool, event)
+            try:
+                return action()
+            finally:
+                monitoring.set_events(self._tool, 0)
+
+        def _on_instruction(self, code: CodeType, offset: int) -> None:
+            # Other threads are monitored as well.
+            if threading.get_ident() != self._thread or not self._sees(code):
+                return
+            if self.count + 1 == self._stop_at:  # the last that matters
+                sys.monitoring.set_events(self._tool, 0)
+            self._before_opcode(sys._getframe(1))
+
+    def _sees(self, code: CodeType) -> bool:
+        is_ours = code.co_filename.startswith(_COURSE)
+        return not is_ours and code is not self._skipped_code
+
+    def _before_opcode(self, frame: FrameType) -> None:
+        self.count += 1
+        if self.count == self._stop_at and self._stop is not None:
+            self._stop(frame)  # nothing is traced in here
+
+
+if sys.version_info >= (3, 12):
+
+    def _free_tool() -> int:
+        """A debugger or a profiler may have some; one that is ours serves again."""
+        get_tool, name = sys.monitoring.get_tool, "course.interleave"
+        tool = next(tool for tool in range(6) if get_tool(tool) in (None, name))
+        if get_tool(tool) is None:
+            sys.monitoring.use_tool_id(tool, name)
+        return tool
 
 
 _idle_threads: list["_OtherThread"] = []  # starting one takes longer than a run

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from course import interleave
+from course.grader import GraderError
 from course.interleave import (
     StuckError,
     count_opcodes,
@@ -179,6 +180,41 @@ def test_opcodes_measure_work_and_are_the_same_each_time():
     short, again, long = (count_opcodes(lambda n=n: loop(n)) for n in (10, 10, 1_000))
     assert short == again
     assert 50 * short < long < 120 * short
+
+
+def test_the_first_run_of_a_function_counts_as_each_other():
+    # Compiled anew, since a version of Python may treat a function that ran otherwise.
+    source = "def double(x):\n    return [2 * y for y in (x,)][0]\n"
+    names = {}
+    exec(compile(source, "new.py", "exec"), names)
+    counts = [count_opcodes(lambda: names["double"](3)) for _ in range(3)]
+    assert counts[0] == counts[1] == counts[2] > 5
+
+
+def test_opcodes_of_other_threads_do_not_count():
+    def loop(n):
+        for _ in range(n):
+            pass
+
+    alone = count_opcodes(lambda: loop(5_000))
+    stop = threading.Event()
+    other = threading.Thread(target=lambda: [loop(9) for _ in iter(stop.is_set, True)])
+    other.start()
+    beside = count_opcodes(lambda: loop(5_000))
+    stop.set()
+    other.join()
+    assert beside == alone
+
+
+def test_a_python_that_shows_no_opcodes_is_not_taken_for_no_work(monkeypatch):
+    def blind(counter, action, skip):
+        action()
+
+    monkeypatch.setattr(interleave._OpcodeCounter, "run", blind)
+    with pytest.raises(GraderError, match="shows no opcodes"):
+        count_opcodes(lambda: add(Counter()))
+    with pytest.raises(GraderError, match="shows no opcodes"):
+        next(every_interleaving(Counter, add, add))
 
 
 def test_a_tracer_that_was_there_is_put_back():

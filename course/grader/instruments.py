@@ -18,7 +18,12 @@ from typing import Any
 
 COURSE = "course"
 ROOT = Path(__file__).resolve().parents[2]
-READ_AHEAD = ("interleave.py", "grader/helpers/ex*.py", "grader/helpers/kernels.py")
+READ_AHEAD = (
+    "interleave.py",
+    "grader/errors.py",
+    "grader/helpers/ex*.py",
+    "grader/helpers/kernels.py",
+)
 
 # What helpers and course.interleave import. In a copy of a module another name can be
 # bound without effect; what hangs deeper, such as a method of Thread, cannot be kept.

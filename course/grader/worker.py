@@ -50,6 +50,7 @@ Message = dict[str, Any]
 Ask = Callable[[Message, list[bytes]], tuple[Message, memoryview]]
 
 
+GRADER_ERROR = "course.grader.errors:GraderError"  # as helpers import it
 EXIT_BROKEN = 70  # the code below itself could not go on
 EXIT_NO_MEMORY = 71  # the same, for want of memory
 RESERVE = 8 << 20  # bytes, enough to say that no more can be had
@@ -109,6 +110,8 @@ class Worker:
             if words := words_for_leaving(error):
                 return {"left": words}, []
             assert isinstance(error, Exception)  # words_for_leaving has the others
+            if isinstance(error, self._instruments.function(GRADER_ERROR)):
+                return {"machine": str(error)}, []
             memory = self._order.get("memory")
             return {"raised": describe_learners(error, self._sources, memory)}, []
 

@@ -10,8 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tiny_exercise import answer, write_course
 
-from course.grader import ExerciseResult, grade_variants
+from course.grader import ExerciseResult, GraderError, grade, grade_variants
 from course.grader.instruments import READ_AHEAD, ROOT, Instruments
 from course.manifest import load
 
@@ -147,6 +148,31 @@ def test_a_measurement_that_is_cut_short_is_none(
     assert task.status == "failed" and task.points == 0
 
 
+RACE = """
+from course.grader import in_worker
+
+@task("4.1")
+def test_two_calls_at_once(exercise):
+    race = ["allocate"], ["allocate"]
+    in_worker(exercise, "course.grader.helpers.ex04:races", exercise.Pool, 2, [], *race)
+"""
+BLINDED = """
+import gc
+for kind in gc.get_objects():
+    if type(kind) is type and kind.__name__ == "_OpcodeCounter":
+        kind.run = lambda self, action, skip: action()
+"""
+
+
+def test_a_python_that_shows_no_opcodes_is_the_graders_failure(tmp_path: Path) -> None:
+    course = write_course(tmp_path)
+    with (course / "tests/exercises/test_ex04_pool.py").open("a") as file:
+        file.write(RACE)
+    (course / "ex04_pool.py").write_text(answer(allocate=BLINDED))
+    with pytest.raises(GraderError, match=r"Python 3\.\d+\.\d+ shows no opcodes"):
+        grade(["4"], course, root=course)
+
+
 def test_the_courses_modules_are_refused(results: dict[str, ExerciseResult]) -> None:
     problem = results["refused"].problem
     assert problem is not None
@@ -158,7 +184,7 @@ def test_all_helpers_are_read_before_learner_code_runs() -> None:
     instruments.read_ahead()
     helpers = {path.stem for path in (ROOT / "course/grader/helpers").glob("ex*.py")}
     read = {name.rpartition(".")[2] for name in instruments._code}
-    assert read == helpers | {"interleave", "kernels"}
+    assert read == helpers | {"errors", "interleave", "kernels"}
     assert all((ROOT / "course").glob(pattern) for pattern in READ_AHEAD)
 
 
