@@ -1,5 +1,6 @@
 # Two commands to know: `make lab` and `make test`. The first use of any sets up .venv.
 PYTHON ?= python3
+unexport PYTHONPATH
 export TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 RUN = .venv/bin/python -m
 

@@ -90,7 +90,7 @@ def _add_lab(add: Add) -> None:
     lab.add_argument("chapter", metavar="N", nargs="?", default="0", help=CHAPTER_HELP)
     lab.add_argument(
         "--port",
-        type=int,
+        type=_port,
         default=os.environ.get("PORT") or "8888",
         help="the first port to try (default: the variable PORT, else 8888)",
     )
@@ -126,6 +126,13 @@ def _add_run(add: Add) -> None:
     run.add_argument(
         "--model", default="smollm2", help="smollm2, a folder, or a name on the hub"
     )
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"1 to 65535 is wanted, got {text}")
+    return number
 
 
 def _positive(text: str) -> int:

@@ -99,6 +99,9 @@ def _exit_code(error: BaseException) -> int:
         place = f"{error.filename}: " if error.filename else ""
         print(f"course: {place}{error.strerror or error}", file=sys.stderr)
         return USAGE
+    if isinstance(error, ModuleNotFoundError):
+        print(f"course: {error}; to repair .venv: make setup", file=sys.stderr)
+        return FAILED
     raise error
 
 

@@ -32,6 +32,12 @@ def read_file(path: Path) -> bytes:
         raise UnusableFileError(f"{path} cannot be read: {reason}") from None
 
 
+def chmod_for(path: Path) -> str:
+    """The command that lets us read a file; "" if that is not what it lacks."""
+    unreadable = path.is_file() and not os.access(path, os.R_OK)
+    return f"chmod u+r {path}" if unreadable else ""
+
+
 def read_text(path: Path) -> str:
     """The same as text, lines ending in \\n; what is not UTF-8 is replaced."""
     return read_file(path).decode("utf-8", "replace").replace("\r\n", "\n")

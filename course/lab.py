@@ -1,6 +1,6 @@
 """`course lab`: JupyterLab at the repository's root, a chapter opened in it."""
 
-import contextlib
+import errno
 import http.client
 import os
 import secrets
@@ -20,6 +20,7 @@ from course.terminal import Out
 START_SECONDS = 60
 STOP_SECONDS = 10
 PORTS_TRIED = 50
+NUM_PORTS = 1 << 16
 TRUE = ("1", "true", "yes", "on")
 
 
@@ -149,12 +150,16 @@ def _shell() -> str:
 
 def free_port(host: str, first: int) -> int:
     """The first port from here on that can be listened on."""
-    for port in range(first, first + PORTS_TRIED):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            return port
-    last = first + PORTS_TRIED - 1
+    last = min(first + PORTS_TRIED, NUM_PORTS) - 1
+    for port in range(first, last + 1):
+        try:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+                return port
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise OSError(f"cannot listen on {host}: {error.strerror}") from None
     raise OSError(f"{host} has no free port from {first} to {last}")
 
 

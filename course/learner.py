@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from course.answer import readable
-from course.files import UnusableFileError, read_text, write_file
+from course.files import UnusableFileError, chmod_for, read_text, write_file
 from course.manifest import Chapter, Manifest, Task
 from course.progress import Progress, Standing
 from course.stubs import is_pristine, make_stub
@@ -44,7 +44,7 @@ def _in_words(chapter: Chapter, standing: Standing) -> tuple[str, str]:
         return f"the file is missing: course reset {chapter.number}", "red"
     if standing.state == "unusable":
         problem = standing.problem.replace(f"{chapter.root}/", "")
-        return f"{problem}: course reset {chapter.number}", "red"
+        return f"{problem}: {_way_out(chapter)}", "red"
     if standing.state == "not started":
         return "not started", "dim"
     passed = [task.id for task in chapter.tasks if task.id in standing.passed]
@@ -53,13 +53,19 @@ def _in_words(chapter: Chapter, standing: Standing) -> tuple[str, str]:
     return f"passed: {', '.join(passed) or 'none'}", ""
 
 
+def _way_out(chapter: Chapter) -> str:
+    """What to type where the file of an exercise cannot be used."""
+    chmod = chmod_for(chapter.exercise_path).replace(f"{chapter.root}/", "")
+    return chmod or f"course reset {chapter.number}"
+
+
 def _next_step(manifest: Manifest, progress: Progress) -> str:
     for chapter in manifest.chapters:
         if not (chapter.exercise and chapter.notebook.exists()):
             continue
         standing = progress.standing(chapter)
         if standing.state in ("missing", "unusable"):
-            return f"course reset {chapter.number}"
+            return _way_out(chapter)
         if standing.state == "not started":
             return (
                 f"read chapters/{chapter.notebook.name} (course lab {chapter.number}), "

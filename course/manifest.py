@@ -16,7 +16,7 @@ KINDS = ("build", "transfer", "hunt")
 
 
 class UnknownChapterError(KeyError):
-    """A chapter or task that does not exist; the message lists those that do."""
+    """A chapter or task that does not exist; the message says which do."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -122,8 +122,11 @@ class Manifest:
             names = {chapter.id, str(chapter.number), chapter.stem}
             if text in names | {f"ex{name}" for name in names}:
                 return chapter
-        known = ", ".join(f"{c.id} {c.name}" for c in self.chapters)
-        raise UnknownChapterError(f"no chapter {which}; there are: {known}")
+        known = f"{self.chapters[0].id} to {self.chapters[-1].id}"
+        asked = text or repr(which)
+        raise UnknownChapterError(
+            f"no chapter {asked}; there are {known}: course status lists them"
+        )
 
     def task(self, task_id: str) -> Task:
         chapter = self.chapter(task_id.partition(".")[0])

@@ -7,6 +7,7 @@ exact bytes that were graded; after an edit it is history, not progress.
 import contextlib
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +37,14 @@ class Progress:
     def __init__(self, root: Path) -> None:
         self._folder = root / ".course"
         self._path = self._folder / "progress.json"
-        self._data: dict[str, Any] = {"hints": {}, "grades": {}}
+        data: Any = {}
         # Nothing yet, or nothing that can be read: start again.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            self._data |= json.loads(self._path.read_text(encoding="utf-8"))
+        with contextlib.suppress(UnusableFileError, ValueError, RecursionError):
+            data = json.loads(read_file(self._path))
+        self._data: dict[str, Any] = {
+            "hints": _those(data, "hints", _is_stage),
+            "grades": _those(data, "grades", _is_grade),
+        }
 
     def reveal(self, task: Task) -> tuple[str, ...]:
         """The task's hints up to the next stage, which is now revealed too."""
@@ -85,3 +90,22 @@ class Progress:
             self._folder.mkdir(exist_ok=True)
             (self._folder / ".gitignore").write_text("*\n", encoding="utf-8")
             write_file(self._path, json.dumps(self._data, indent=1))
+
+
+def _those(data: Any, part: str, is_one: Callable[[Any], bool]) -> dict[str, Any]:
+    """The entries that are what this version writes; another may have written it."""
+    entries = data.get(part) if isinstance(data, dict) else None
+    if not isinstance(entries, dict):
+        return {}
+    return {key: entry for key, entry in entries.items() if is_one(entry)}
+
+
+def _is_stage(entry: Any) -> bool:
+    return isinstance(entry, int) and entry >= 0
+
+
+def _is_grade(entry: Any) -> bool:
+    match entry:
+        case {"sha256": str(), "passed": list(passed), "points": int()}:
+            return all(isinstance(task_id, str) for task_id in passed)
+    return False

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from course.files import UnusableFileError, read_file
+from course.files import UnusableFileError, chmod_for, read_file
 from course.terminal import Field, Out
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ class Reading:
 
     def _after_a_problem(self, exercise: "ExerciseResult") -> str:
         number = int(exercise.tasks[0].id.split(".")[0])
+        if chmod := chmod_for(Path(exercise.path)):
+            return self._short(chmod)
         if self.target:
             return f"course grade {number} --target {self.target}"
         if not Path(exercise.path).is_file():

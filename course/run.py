@@ -73,7 +73,9 @@ def _words_for(error: BaseException, mine: list[Part], at_work: list[Part]) -> s
             f"your {part.title} ended it: {what}\n  {where}\n  {line}\n"
             f"course grade {part.chapter.number} may show a smaller case"
         )
-    if isinstance(error, (ValueError, FileNotFoundError, ModuleNotFoundError)):
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}; to repair .venv: make setup"
+    if isinstance(error, (ValueError, FileNotFoundError)):
         return str(error)
     if at_work:
         yours = ", ".join(part.title for part in at_work)

@@ -1,8 +1,8 @@
 """Where the commands' output goes: coloured on a terminal, plain text elsewhere.
 
-Off a terminal there are no escape codes and no drawing, and the width is fixed, so that
-a log, a pipe or a test always sees the same text. rich is imported only when a terminal
-is there to profit from it.
+Off a terminal there are no escape codes and no drawing, and the width is fixed unless
+COLUMNS is set, so that a log, a pipe or a test always sees the same text. rich is
+imported only when a terminal is there to profit from it.
 """
 
 import os
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.panel import Panel
 
 PLAIN_WIDTH = 80
+LEAST_WIDTH = 20
 FANCY_WIDTH = 100  # at most; longer lines are hard to read
 
 # A command and its arguments as messages name it: to be copied, so never broken.
@@ -67,7 +68,11 @@ class Out:
         """One row of a table without borders; its last cell may take several lines."""
         pairs = zip(cells[:-1], widths, strict=True)
         lead = "".join(f"{clean(cell):{width}}  " for cell, width in pairs)
-        for wrapped in _wrap(clean(cells[-1]), self._width() - len(lead)):
+        room = self._width() - len(lead)
+        if room < min(len(cells[-1]), LEAST_WIDTH):  # too narrow for a table
+            self.line("  ".join(filter(None, cells)), style)
+            return
+        for wrapped in _wrap(clean(cells[-1]), room):
             self._write(f"{lead}{wrapped}".rstrip(), style)
             lead = " " * len(lead)
 
@@ -95,14 +100,16 @@ class Out:
         for label, text in fields:
             lead = label.ljust(column)
             for part in text.split("\n"):
-                for wrapped in _wrap(part, PLAIN_WIDTH - 2 - column):
+                for wrapped in _wrap(part, self._width() - 2 - column):
                     self.stream.write(f"  {lead}{wrapped}".rstrip() + "\n")
                     lead = " " * column
 
     def _width(self) -> int:
-        if self._console is None:
-            return PLAIN_WIDTH
-        return min(self._console.width, FANCY_WIDTH)
+        if self._console is not None:
+            return min(self._console.width, FANCY_WIDTH)
+        columns = os.environ.get("COLUMNS", "")
+        given = int(columns) if columns.isdecimal() else 0
+        return min(given, FANCY_WIDTH) or PLAIN_WIDTH
 
     def _write(self, text: str, style: str) -> None:
         self.transient("")
@@ -121,7 +128,7 @@ def clean(text: str) -> str:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    width = max(width, 20)
+    width = max(width, LEAST_WIDTH)
     commands = _COMMAND.findall(text)
     # textwrap breaks at plain blanks only
     text = _COMMAND.sub(lambda match: match[0].replace(" ", "\xa0"), text)

@@ -53,14 +53,11 @@ def signals_interrupt() -> Iterator[None]:
         elif pending:
             raise pending.pop()
 
+    usual = (signal.SIG_DFL, signal.default_int_handler)
     handlers = {
         number: interrupt
-        for number, usual in (
-            (signal.SIGINT, signal.default_int_handler),
-            (signal.SIGTERM, signal.SIG_DFL),
-            (signal.SIGHUP, signal.SIG_DFL),
-        )
-        if signal.getsignal(number) is usual  # nohup ignores one: so be it
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) in usual  # nohup ignores one: so be it
     }
     handlers[signal.SIGALRM] = raise_pending
     before = {number: signal.signal(number, do) for number, do in handlers.items()}

@@ -84,6 +84,7 @@ def grade_papers(
 
     first: variant -> the test of it that runs before the others.
     """
+    _refuse_without_torch(papers)
     snapshot = Snapshot()
     problems = [paper.problem(snapshot) for paper in papers]
     sound = [
@@ -107,6 +108,13 @@ def grade_papers(
         for paper, problem in zip(papers, problems, strict=True)
     ]
     return results, walls
+
+
+def _refuse_without_torch(papers: Sequence[Paper]) -> None:
+    """Triton is not everywhere, so what lacks it is "not verified"; torch has to be."""
+    needed = [name for paper in papers for name in paper.chapter.preload]
+    if lacking := missing_module([name for name in needed if name == "torch"]):
+        raise GraderError(f"{lacking} is not installed; to bring it: make setup")
 
 
 def _start(warm: WarmPool, paper: Paper) -> None:

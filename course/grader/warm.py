@@ -33,8 +33,9 @@ MAX_PRINTED = 4_000  # bytes of a worker's output that are kept
 PREFIX = "course-grading-"  # of folders
 
 _PYTHON = (sys.executable, "-I", "-W", "ignore", "-c")
+# At the end of the path: a random.py beside the course is not the standard library's.
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "import sys; sys.path.append(sys.argv[1]); "
     "from course.grader.zygote import main; main()"
 )
 

@@ -112,16 +112,16 @@ def test_the_exit_code_says_how_grading_went(course, monkeypatch, report, code):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["grade", "99"], "no chapter 99; there are: 00 hello, 01 goodbye"),
+        (["grade", "99"], "no chapter 99; there are 00 to 01"),
         (["grade", "0.9"], "no task 0.9; there are: 0.1"),
         (["grade", "1"], "chapter 01 has no exercise; these have one: 00"),
         (["grade", "--target", "nowhere"], "there is no nowhere"),
         (["hint", "0"], "course hint 0.1   Add two numbers"),
         (["hint", "0.7"], "no task 0.7; there are: 0.1"),
-        (["reset", "7"], "no chapter 7; there are: 00 hello, 01 goodbye"),
+        (["reset", "7"], "no chapter 7; there are 00 to 01"),
         (["solution", "1"], "chapter 01 has no exercise"),
-        (["lab", "99"], "no chapter 99; there are: 00 hello, 01 goodbye"),
-        (["build", "99"], "no chapter 99; there are: 00 hello, 01 goodbye"),
+        (["lab", "99"], "no chapter 99; there are 00 to 01"),
+        (["build", "99"], "no chapter 99; there are 00 to 01"),
     ],
 )
 def test_what_does_not_exist_is_answered_with_what_does(course, words, answer):
@@ -266,11 +266,11 @@ def test_help_has_examples(command, capsys):
     assert f"examples:\n  course {command}" in capsys.readouterr().out
 
 
-def test_the_real_command_answers_for_a_chapter_that_is_not_there(tmp_path):
+def test_the_real_command_answers_for_a_chapter_that_is_not_there():
     command = [sys.executable, "-m", "course", "grade", "99"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
-    assert "no chapter 99; there are: 00 start_here, 01 kv_cache" in done.stderr
+    assert "no chapter 99; there are 00 to 14" in done.stderr
 
 
 def test_starting_imports_nothing_that_takes_time():
@@ -380,10 +380,25 @@ def test_what_was_not_verified_is_said_and_never_passed(course, monkeypatch):
 def test_output_off_a_terminal_is_plain_and_80_wide(course, monkeypatch):
     trick = Failure("t", "red \x1b[31malert\x07 " * 20, ("x" * 300,), message="m")
     graded(monkeypatch, result("failed", trick))
+    monkeypatch.delenv("COLUMNS", raising=False)
     said = course("grade", "0")[1] + course("status")[1] + course("hint", "0.1")[1]
     assert "\x1b" not in said and "\x07" not in said
     assert max(len(line) for line in said.splitlines()) <= 80
     assert not set(said) & set("─│╭╮╰╯━┃")
+
+
+@pytest.mark.parametrize("columns", [32, 50, 90])
+def test_output_off_a_terminal_keeps_to_columns(course, monkeypatch, columns):
+    trick = Failure("t", "a claim of some words " * 9, ("x " * 300,), message="m")
+    graded(monkeypatch, result("failed", trick))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    said = course("grade", "0")[1] + course("status")[1] + course("hint", "0.1")[1]
+    whole = "course hint 0.1", "exercises/ex00_hello.py"  # never broken
+    assert all(
+        len(line) <= columns or any(line.strip().startswith(each) for each in whole)
+        for line in said.splitlines()
+    )
+    assert max(len(line) for line in said.splitlines()) > columns - 9
 
 
 def test_json_holds_the_whole_report(course, monkeypatch, tiny_course, tmp_path):
@@ -495,10 +510,70 @@ def test_a_folder_that_cannot_be_written_still_grades(course, tiny_course):
     assert course("status")[0] == 0
 
 
-def test_progress_that_cannot_be_read_starts_again(course, tiny_course):
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[1, 2",
+        b"3",
+        b"null",
+        b'{"hints": 3, "grades": []}',
+        b'{"hints": {"0.1": "two"}, "grades": {"00": "x"}}',
+        b'{"hints": {"0.1": -1}, "grades": {"00": {"sha256": "a", "passed": 1}}}',
+        b'{"grades": {"00": {"sha256": "a", "passed": [1], "points": 2}}}',
+        b'{"grades": {"00": {"sha256": "a", "passed": [], "points": "2"}}}',
+        b"[" * 100_000,
+        b"\xff\x00\x9f",
+    ],
+    ids=range(10),
+)
+def test_progress_that_cannot_be_read_starts_again(course, tiny_course, content):
+    solve(tiny_course)
     course("hint", "0.1")
-    (tiny_course / ".course" / "progress.json").write_text("[1, 2")
-    assert "second hint" not in course("hint", "0.1")[1]
+    (tiny_course / ".course" / "progress.json").write_bytes(content)
+    assert "not graded yet" in course("status")[1]
+    assert course("solution", "0")[0] == 1
+    code, said = course("hint", "0.1")
+    assert code == 0 and "first hint" in said and "second hint" not in said
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_no_file_where_progress_belongs_is_no_progress(course, tiny_course, make):
+    (tiny_course / ".course").mkdir()
+    make(tiny_course / ".course" / "progress.json")
+    assert course("status")[0] == 0 and course("hint", "0.1")[0] == 0
+
+
+def test_a_file_that_may_not_be_read_is_answered_with_chmod(
+    course, monkeypatch, tiny_course
+):
+    path = solve(tiny_course)
+    readable = os.access
+    monkeypatch.setattr(  # root may read whatever its mode is
+        os, "access", lambda file, mode: file != path and readable(file, mode)
+    )
+    monkeypatch.setattr(
+        Path,
+        "read_bytes",
+        lambda path: (_ for _ in ()).throw(PermissionError(13, "no")),
+    )
+    wanted = "chmod u+r exercises/ex00_hello.py"
+    said = course("status")[1]
+    assert "cannot be read" in said and f"next: {wanted}" in said
+    exercise = replace(
+        result("failed", FAILURE).exercises[0], path=str(path), problem="no"
+    )
+    monkeypatch.setattr(
+        grader, "grade", lambda ids, target, root: Report((exercise,)), raising=False
+    )
+    said = course("grade", "0")[1]
+    assert f"next  {wanted}" in said and "change the file" not in said
+
+
+def test_a_library_that_is_not_installed_is_said_in_a_line(course, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jupyter_server.serverapp", None)
+    code, said = course("lab")
+    assert code == 1 and said.startswith("course: import of jupyter_server.serverapp")
+    assert said.endswith("; to repair .venv: make setup\n") and said.count("\n") == 1
 
 
 def test_progress_is_ignored_by_git(course, tiny_course):

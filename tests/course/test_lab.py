@@ -84,10 +84,25 @@ def test_a_taken_port_is_passed_over():
         assert lab.free_port("127.0.0.1", port) > port
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http"])
+def test_what_is_no_port_is_wrong_usage(port, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["lab", "--port", port])
+    assert ended.value.code == 2 and "argument --port: " in capsys.readouterr().err
+
+
+def test_the_last_port_is_the_end_of_the_search():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 65535))
+        taken.listen()
+        with pytest.raises(OSError, match="no free port from 65535 to 65535"):
+            lab.free_port("127.0.0.1", 65535)
+
+
 def test_a_host_that_is_not_here_is_said(tiny_course, capsys):
     (tiny_course / "chapters" / "01_goodbye.ipynb").write_text("{}")
     assert main(["lab", "1", "--host", "192.0.2.1"], tiny_course) == 1
-    assert "192.0.2.1 has no free port" in capsys.readouterr().out
+    assert "cannot listen on 192.0.2.1: Cannot assign" in capsys.readouterr().out
 
 
 def test_a_chapter_that_is_not_built_is_not_here_yet(tiny_course, capsys):

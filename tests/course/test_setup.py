@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -104,6 +105,109 @@ def test_torch_that_the_index_does_not_have_comes_from_pips_own(installed, monke
     monkeypatch.setattr(bootstrap, "pip", pip)
     bootstrap.install_torch()
     assert ["--index-url" in call for call in installed] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("uv_installs", "uv_works", "by_pip"),
+    [(True, True, False), (True, False, True), (False, True, True)],
+)
+def test_uv_installs_the_rest_around_torch_and_pip_where_it_cannot(
+    monkeypatch, capsys, uv_installs, uv_works, by_pip
+):
+    calls = []
+
+    def pip(*arguments, check=True):
+        calls.append(arguments)
+        return uv_installs
+
+    def uv(*arguments):
+        calls.append(arguments)
+        return uv_works
+
+    monkeypatch.setattr(bootstrap, "pip", pip)
+    monkeypatch.setattr(bootstrap, "uv", uv)
+    monkeypatch.setattr(bootstrap, "ask", lambda *arguments: "2.13.0+cpu\n")
+    bootstrap.install_the_rest()
+    rest = ("install", "--editable", f"{ROOT}[all]", "torch==2.13.0+cpu")
+    asked_uv, asked_pip = [rest] * uv_installs, [rest] * by_pip
+    assert calls == [("install", "uv"), *asked_uv, *asked_pip]
+    assert ("pip" in capsys.readouterr().out) == by_pip
+
+
+def test_uv_asks_the_indexes_that_pip_asks_and_leaves_other_pythons_alone(monkeypatch):
+    started = []
+
+    def run(command, env, check):
+        started.append((command, env))
+        return subprocess.CompletedProcess(command, 0)
+
+    settings = """global.index-url='https://mirror.example/simple'
+global.extra-index-url='https://a.example\\nhttps://b.example'
+install.index-url='https://nearer.example/simple'
+global.timeout='9'
+"""
+    monkeypatch.setattr(bootstrap, "ask", lambda *arguments: settings)
+    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    monkeypatch.setattr(bootstrap.os, "environ", {"PATH": "/bin"})
+    assert bootstrap.uv("install", "x")
+    ((command, environment),) = started
+    assert command[-2:] == ["--python", str(bootstrap.PYTHON)]
+    assert environment == {
+        "PATH": "/bin",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_DEFAULT_INDEX": "https://nearer.example/simple",
+        "UV_INDEX": "https://a.example https://b.example",
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "value"),
+    [
+        ("global", "prefix", "/opt"),
+        ("install", "user", "true"),
+        ("global", "target", "x"),
+    ],
+)
+def test_a_pip_conf_that_installs_elsewhere_is_named(
+    monkeypatch, tmp_path, section, setting, value
+):
+    conf = tmp_path / "pip.conf"
+    conf.write_text(f"[{section}]\n{setting} = {value}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(conf))
+    with pytest.raises(SystemExit) as ended:
+        bootstrap.refuse_another_place()
+    assert f": {conf} says {setting} = {value}\n" in str(ended.value)
+
+
+def test_a_variable_of_pips_that_installs_elsewhere_is_named(monkeypatch):
+    monkeypatch.setenv("PIP_TARGET", "/opt")
+    with pytest.raises(SystemExit, match="the variable PIP_TARGET says target = /opt"):
+        bootstrap.refuse_another_place()
+
+
+def test_a_pip_conf_that_changes_no_place_is_fine(monkeypatch, tmp_path):
+    conf = tmp_path / "pip.conf"
+    conf.write_text("[global]\nuser = false\nindex-url = https://mirror.example\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(conf))
+    bootstrap.refuse_another_place()
+
+
+def test_the_stamp_waits_until_what_was_installed_can_be_imported(
+    monkeypatch, tmp_path, capfd
+):
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    for step in ("refuse_another_place", "install_torch", "install_the_rest"):
+        monkeypatch.setattr(bootstrap, step, lambda: None)
+    nothing_there = (sys.executable, "-I", "-S")  # no site-packages
+    monkeypatch.setattr(bootstrap, "RUN", nothing_there)
+    monkeypatch.setattr(bootstrap, "works", lambda: True)
+    with pytest.raises(SystemExit, match="cannot be imported"):
+        bootstrap.main()
+    assert "No module named 'torch'" in capfd.readouterr().err
+    assert not (tmp_path / "ready").exists()
+    monkeypatch.setattr(bootstrap, "check_imports", lambda: None)
+    bootstrap.main()
+    assert (tmp_path / "ready").read_text() == str(ROOT)
 
 
 def test_an_index_that_never_answers_is_given_up_in_time(monkeypatch):
