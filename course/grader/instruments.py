@@ -25,6 +25,7 @@ READ_AHEAD = ("interleave.py", "grader/helpers/ex*.py", "grader/helpers/kernels.
 KEPT = (
     "collections.abc",
     "contextlib",
+    "copy",
     "dataclasses",
     "functools",
     "gc",
