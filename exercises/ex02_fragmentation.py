@@ -1,7 +1,8 @@
 """Exercise 02: where reserved memory goes.
 
 Grade with `course grade 2`. The tasks do not depend on each other. All sizes count
-places: a place is the room for the keys and values of one token.
+places: a place is the room for the keys and values of one token. Lists that a function
+is given are the same after the call.
 
 
 Task 2.1   classify_waste(num_places, rows, step, next_size) -> dict[str, int]
@@ -159,4 +160,4 @@ def best_block_size(
     raise NotImplementedError("exercise 2.3: the cheapest of the candidates")
 
 
-# pristine stub, sha256 of the lines above: b430c88172952548
+# pristine stub, sha256 of the lines above: 2dd27b2e296ac899

@@ -1,7 +1,8 @@
 """Exercise 03: how blocks of keys and values lie in memory.
 
 Grade with `course grade 3`. The tasks do not depend on each other. An offset or stride
-counts elements (numbers), not bytes, unless its name ends in _bytes.
+counts elements (numbers), not bytes, unless its name ends in _bytes. Lists, dicts and
+tensors that a function is given are the same after the call.
 
 A layout is a string that names the axes of a tensor, outermost first, separated by one
 blank. Names are "block" (physical blocks), "offset" (tokens of a block), "head" (KV
@@ -125,4 +126,4 @@ class KVBuffer:
         raise NotImplementedError("exercise 3.4: put each token into its slot")
 
 
-# pristine stub, sha256 of the lines above: dbc74e238f113fe8
+# pristine stub, sha256 of the lines above: fe052395d8a15f89

@@ -7,7 +7,7 @@ A pool of num_blocks blocks has the block ids 0 … num_blocks - 1. Which free b
 handed out first is your choice. A block is free or in use; its ref_count says how many
 hold it, and 0 means free. Errors are imported from paged_attention.errors:
 OutOfBlocksError and DoubleFreeError (which is a ValueError). Whatever raises leaves the
-pool exactly as it was.
+pool exactly as it was. A list that a method is given is the same after the call.
 
 
 Task 4.1   a free list
@@ -115,4 +115,4 @@ def check_allocator(allocator_class: type) -> None:
     raise NotImplementedError("exercise 4.5: find every broken promise, accuse nobody else")
 
 
-# pristine stub, sha256 of the lines above: 26005c4f36d22495
+# pristine stub, sha256 of the lines above: f22dad37e242258f

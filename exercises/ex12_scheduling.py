@@ -3,7 +3,8 @@
 Grade with `course grade 12`. You write the heart of one class, StepScheduler; it can
 take the place of the package's own Scheduler. What stands outside of your regions
 (constructor, add, schedule, finish_step, …) is given: read it, leave it as it is. You
-may add methods and attributes of your own.
+may add methods and attributes of your own. Lists that a function is given are the same
+after the call.
 
 A request is a group: it begins with one sequence, its prompt, and may fork into several
 (params.num_seqs at most). The sequences of a group run, leave and end together. Groups
@@ -353,4 +354,4 @@ class StepScheduler:
         return [*self.running, *self.waiting]
 
 
-# pristine stub, sha256 of the lines above: 40f12cc14353f3a0
+# pristine stub, sha256 of the lines above: 3bee417c62c03f78

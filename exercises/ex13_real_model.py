@@ -43,7 +43,8 @@ The tables are the package's, or others like them. Three things are asked of the
   The pool may be full: then the only blocks that are free for the new tokens are those
   that dropped beams give back. With these there are enough.
 
-The beams that you are given are used up: take their tables over, or free them.
+beam_step uses up beams: take their tables over, or free them. What else it is given is
+the same after the call.
 
     fork(table)           a second table over the same blocks
     copy_on_write(table)  sees to it that one more token can be appended: if its last
@@ -126,4 +127,4 @@ def my_scheduler() -> dict[str, Any]:
     raise NotImplementedError("exercise 13.6: the scheduler of exercise 12")
 
 
-# pristine stub, sha256 of the lines above: 5d3b111684137166
+# pristine stub, sha256 of the lines above: 5104e8b37ad0459d

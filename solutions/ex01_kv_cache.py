@@ -1,7 +1,8 @@
 """Exercise 01: what a token costs, and decoding with a cache.
 
 Grade with `course grade 1`. The tasks do not depend on each other; all sizes are plain
-integers, tensors are torch tensors on the CPU.
+integers, tensors are torch tensors on the CPU. Lists and tensors that a function is
+given are the same after the call.
 
 
 Task 1.1   bytes_per_token(num_layers, num_heads, num_kv_heads, head_dim, bits) -> int

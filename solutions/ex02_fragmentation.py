@@ -1,7 +1,8 @@
 """Exercise 02: where reserved memory goes.
 
 Grade with `course grade 2`. The tasks do not depend on each other. All sizes count
-places: a place is the room for the keys and values of one token.
+places: a place is the room for the keys and values of one token. Lists that a function
+is given are the same after the call.
 
 
 Task 2.1   classify_waste(num_places, rows, step, next_size) -> dict[str, int]

@@ -19,7 +19,7 @@ methods that you need; any free block may come next, and ids need not be neighbo
 The table holds its blocks: one reference for each entry that is not None. Errors are
 imported from paged_attention.errors: OutOfBlocksError and SharedBlockError (which is a
 ValueError). Whatever raises, in your code or in the allocator, leaves the table and the
-allocator exactly as they were.
+allocator exactly as they were. Lists that are given are the same after the call.
 
 A logical block may be a hole: it was given back, and None stands in its place. A hole
 is counted as a block, and its tokens as tokens, but it has no physical block. Asking

@@ -31,7 +31,8 @@ The rule behind everything: a block's ref_count is the number of places in all t
 where it stands (an id may stand at two places of one table), and a block is free if
 that number is 0. Whatever raises, in your code or in the allocator, leaves tables and
 allocator exactly as they were. Errors: OutOfBlocksError, SharedBlockError and
-DoubleFreeError (both ValueErrors), from paged_attention.errors.
+DoubleFreeError (both ValueErrors), from paged_attention.errors. Lists that a function
+is given are the same after the call.
 
 
 Task 6.1   fork_table(table) -> a table

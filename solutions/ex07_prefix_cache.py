@@ -4,6 +4,7 @@ Grade with `course grade 7`. Task 7.1 is two functions; tasks 7.2 to 7.4 build o
 on them, which grows with each task. Sequences are plain lists here: block_ids lists the
 blocks of a sequence in order, token_ids its tokens (0 or more each). Block i holds the
 tokens i * block_size … (i + 1) * block_size - 1; it is full if all of these are there.
+Lists that are given are the same after the call.
 
 
 Task 7.1   chained_hash(parent_hash, tokens) -> int

@@ -1,6 +1,7 @@
 """Exercise 08: attention over keys and values that lie scattered in blocks.
 
-Grade with `course grade 8`. Each task is graded by itself. What holds for all of them:
+Grade with `course grade 8`. Each task is graded by itself. Tensors and lists that a
+function is given are the same after the call. What holds for all of them:
 
     key_cache, value_cache   the pools, [num_blocks, block_size, num_heads, head_dim].
                              Their strides may be any. They are only read, never written

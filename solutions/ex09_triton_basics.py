@@ -22,6 +22,9 @@ What holds for all three:
 - Programs of one launch run in any order, and at the same time. The grader runs them in
   reverse order as well.
 - Tensors are of one floating point type per call (float32 or float16), on one device.
+- What is given is the same after the call, except that copy_vector writes destination,
+  copy_pairs writes key_cache and value_cache, and write_slots writes key_cache and
+  value_cache.
 
 To try a kernel yourself, without a GPU (the variable counts when a kernel is defined):
 

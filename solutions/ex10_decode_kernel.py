@@ -19,6 +19,8 @@ What holds for all tasks:
               no harm; every masked load says what it gives instead (`other`)
     softmax   right for scores of any size: -60,000 for all keys, or 200, or +60,000
     sums      in float32
+    tensors   walk_full_blocks writes out, attend_one_head writes out; whatever else is
+              given is the same after the call
 
 The grader runs the kernels on the CPU (TRITON_INTERPRET=1) and compiles them for a GPU
 (sm_80) as well, which accepts less: tl.arange needs a power of two that is known when

@@ -5,7 +5,9 @@ their arguments, tiles and order of work are yours, and a function that writes t
 must do its work in kernels of this file. (Your kernel of task 10.3 is a good beginning:
 copy it.) For scores, pools, tables, memory and sums the rules of exercise 10 hold, and
 that of task 10.3 for bfloat16; products may be made in any way. The tasks do not depend
-on each other, but that attend_in_splits needs 11.1.
+on each other, but that attend_in_splits needs 11.1. What is given is the same after the
+call, except that attend_splits writes part and lse, merge_splits writes out, and
+attend_wide writes out, as attend_narrow does.
 
 
 Task 11.1   attend_splits(part, lse, query, key_cache, value_cache, block_tables,

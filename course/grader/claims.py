@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from course.grader.errors import GraderError
-from course.grader.failures import NotVerified, fail, is_unsolved
+from course.grader.failures import NotVerified, fail, fail_change, is_unsolved
 from course.grader.history import rounded, shown
 from course.grader.proxy import Callable, Exercise, Link, Proxy
 
@@ -105,6 +105,8 @@ def expect_raises(  # noqa: RET503 (fail() does not return)
         learner = getattr(error, "learner", None)
         if learner is None or is_unsolved(error):
             raise  # a bug of the test, or a task that is not solved yet
+        if isinstance(error, error_type) and learner.changed:
+            fail_change(f"{learner.call}, which raises {expected},", learner.changed)
         if isinstance(error, error_type):
             return learner.text
         got, location = f"{learner.name}: {learner.text}", learner.location

@@ -7,9 +7,10 @@ for 1 nowhere.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -105,6 +106,7 @@ class Member:
     kind: str  # "function", "value"
     returns: Declared | None
     static: bool = False  # may be called on the class
+    writes: frozenset[int | str] = frozenset()  # arguments that it may change
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,12 @@ def read(path: Path) -> Contract:
     """The contract that the module at path declares."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    contract = Contract(path, dict(_members(tree.body, names, "")))
+    members = dict(_members(tree.body, names, ""))
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name in members:
+            writes = _written(function, ast.get_docstring(tree) or "")
+            members[function.name] = replace(members[function.name], writes=writes)
+    contract = Contract(path, members)
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             members: dict[str, Member] = {}
@@ -130,6 +137,18 @@ def read(path: Path) -> Contract:
             members |= dict(_members(node.body, names, node.name))
             contract.classes[node.name] = members
     return contract
+
+
+def _written(function: ast.FunctionDef, text: str) -> frozenset[int | str]:
+    """The arguments, by place and by name, that text says a function writes."""
+    places = [arg.arg for arg in function.args.args]
+    one = rf"(?:{'|'.join(places)})\b"
+    words = (
+        rf"\b{function.name}\s+(?:writes|uses\s+up)\s+({one}(?:(?:,|\s+and)\s+{one})*)"
+    )
+    said = re.search(words, text) if places else None
+    names = re.split(r",\s+|\s+and\s+", said[1]) if said else []
+    return frozenset(names) | {places.index(each) for each in names}
 
 
 def _members(

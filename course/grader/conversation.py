@@ -80,6 +80,7 @@ class Conversation:
         if is_class:
             declared, label = Declared(name), self.history.label(name)
             return self._ask_with(message, args, kwargs, text, declared, label)
+        message["writes"] = sorted(function._member.writes, key=str)
         declared = Declared("Any")
         if checked:
             declared = self._declared(function._member, function._label)

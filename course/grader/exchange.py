@@ -20,7 +20,7 @@ from course.grader.channel import (
 from course.grader.codec import FromWire, UnfitError, UnwantedError
 from course.grader.crossing import plain_text, rebuild
 from course.grader.errors import GraderError
-from course.grader.failures import LearnerError, fail
+from course.grader.failures import LearnerError, fail, fail_change
 from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
 from course.grader.history import History
 from course.grader.limits import TooLateError
@@ -89,9 +89,11 @@ class Exchange:
             self._lost = GraderError(f"{text}: {body}")
             raise self._lost
         # What is left are refusals: the worker lives on, but there is no value.
-        self._history.add(f"{text}: {body}")
+        self._history.add(text if outcome == "changed" else f"{text}: {body}")
         if outcome == "missing":
             fail(message=body)
+        if outcome == "changed":
+            fail_change(text, body)
         if outcome == "unfit":
             fail(
                 f"{text} returns what can be compared",
@@ -172,7 +174,8 @@ class Exchange:
         elif from_helper and isinstance(error, MemoryError):
             call = "your code"  # no memory was left to note where
         self._history.add(f"{text} raised {name}: {message}")
-        learner = LearnerError(call, name, message, location, line, function)
+        changed = _change(data.get("changed"))
+        learner = LearnerError(call, name, message, location, line, function, changed)
         vars(error)["learner"] = learner
         # In this process (pdb), a debugger opens where the learner's code failed.
         original = getattr(self._line, "last_error", None)
@@ -189,6 +192,8 @@ def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any
             return outcome, codec.Reader(blobs, handle).decode(body)
         if outcome == "raised":
             return outcome, (rebuild(body), dict(body))
+        if outcome == "changed" and (change := _change(body)):
+            return outcome, change
         if outcome in ("missing", "unfit", "left", "machine"):
             return outcome, plain_text(str(body))
     except UnwantedError as error:
@@ -198,6 +203,13 @@ def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any
     except (AttributeError, LookupError, TypeError, ValueError):
         pass
     raise ForgedError("a reply that makes no sense")
+
+
+def _change(body: Any) -> tuple[str, ...]:
+    """(argument, what it was, what it is) as the worker sees it; () if none."""
+    if type(body) is not list or len(body) != 3:
+        return ()
+    return tuple(plain_text(str(part)) for part in body)
 
 
 def _no_objects(tag: str, body: object) -> object:

@@ -49,6 +49,7 @@ class LearnerError:
     location: str | None  # "…/ex04_free_list.py:57"
     line: str  # the source text there
     function: str = ""  # the learner's that raised it, "Pool.free"
+    changed: tuple[str, ...] = ()  # an argument, what it was, what it is
 
 
 def fail(
@@ -61,6 +62,13 @@ def fail(
 ) -> NoReturn:
     """The only line that raises: Hypothesis tells failures apart by their line."""
     raise CheckFailed(claim, expected, got, message, location)
+
+
+def fail_change(call: str, change: tuple[str, ...]) -> NoReturn:
+    """A call changed an argument: what it is called, what it was, what it is."""
+    name, was, now = change
+    claim = f"{call} leaves what it is given as it was"
+    fail(claim, expected=f"{name} is {was}", got=f"{name} is {now} after the call")
 
 
 def is_unsolved(error: BaseException) -> bool:

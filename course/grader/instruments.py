@@ -30,6 +30,7 @@ READ_AHEAD = (
 KEPT = (
     "collections.abc",
     "contextlib",
+    "copy",
     "dataclasses",
     "functools",
     "gc",

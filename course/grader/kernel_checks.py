@@ -7,7 +7,8 @@ seen to run, and what came back lies where they stored. Nothing else was touched
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from course.grader.failures import fail
+from course.grader.failures import fail, fail_change
+from course.grader.history import rounded
 from course.grader.kernel_layout import Layout
 from course.grader.kernel_source import Source
 
@@ -41,6 +42,7 @@ class Call:
     source: Source
     layout: Layout
     reply: dict[str, Any]
+    writes: frozenset[int | str] = frozenset()  # arguments that it is to write
 
     def check(self, allowed: frozenset[str]) -> None:
         self._check_kernel()
@@ -48,6 +50,7 @@ class Call:
         self._check_last_word()
         self._check_source()
         self._check_memory()
+        self._check_arguments()
 
     def _check_kernel(self) -> None:
         if not self.source.kernels:
@@ -126,6 +129,16 @@ class Call:
                 got=f"another one at element {gap[1]} of the buffer of "
                 f"{self._names(gap[0])}",
             )
+
+    def _check_arguments(self) -> None:
+        """What is only read is as it was."""
+        if self.reply["changed"] is not None:
+            fail_change(self.launcher, self.reply["changed"])
+        for i in self.layout.changed(self.reply["storages"]):
+            if self.writes.isdisjoint(self.layout.owners[i]):
+                element, was, now = self.layout.first_change(i, self.reply["storages"])
+                name = f"element {element} of {self._names(i)}, counted in memory,"
+                fail_change(self.launcher, (name, rounded(was), rounded(now)))
 
     def _names(self, storage: int) -> str:
         """The arguments that are views of this storage, as the learner calls them."""

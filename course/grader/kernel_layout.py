@@ -87,6 +87,12 @@ class Layout:
             if type(before) is not dict and bool((_bits(now) != _bits(before)).any())
         ]
 
+    def first_change(self, i: int, storages: list[Any]) -> tuple[int, Any, Any]:
+        """The first element of storage i that changed, what it was and what it is."""
+        before, now = self.storages[i], storages[i]
+        element = int((_bits(now) != _bits(before)).nonzero()[0])
+        return element, before[element].item(), now[element].item()
+
     def changed_gap(self, storages: list[Any]) -> tuple[int, int] | None:
         """(storage, element) of a number beside the tensors that the call changed."""
         for i, (before, now) in enumerate(zip(self.storages, storages, strict=True)):

@@ -105,7 +105,8 @@ def kernel_run(
             got=f"{shown(value)} ({type(value).__name__})",
         )
     source = read(link.source)
-    call = Call(launcher._label, link.file, source, layout, reply)
+    writes = launcher._member.writes
+    call = Call(launcher._label, link.file, source, layout, reply, writes)
     call.check(frozenset(allows) | HOST_CALLS)
     after = [layout.after(each, reply["storages"]) for each in sent]
     launches = [

@@ -45,6 +45,7 @@ from course.grader.crossing import (
 from course.grader.given import Given, GivenObject, to_grader, words_for_type
 from course.grader.guard import ImportGuard
 from course.grader.instruments import Instruments
+from course.grader.unchanged import Change, first_change, is_open
 
 Message = dict[str, Any]
 Ask = Callable[[Message, list[bytes]], tuple[Message, memoryview]]
@@ -86,16 +87,19 @@ class Worker:
         self._refill()
         self.last_error: BaseException | None = None  # until replied(); for a debugger
         self.module: ModuleType | None = None
+        self._call: tuple[Callable[..., Any], list, dict] | None = None
 
     def answer(
         self, message: Message, blobs: memoryview
     ) -> tuple[Message, list[bytes]]:
         """Do what message asks; whatever happens becomes a message."""
         out: list[bytes] = []
+        self._call = None
         try:
             reader = codec.Reader(blobs, self._from_wire, load_torch=True)
             value = self._do(message, reader, out)
-            return {"value": value}, out
+            changed = self._changed(message, blobs)
+            return ({"changed": changed}, []) if changed else ({"value": value}, out)
         except MissingError as error:
             return {"missing": str(error)}, []
         except UnfitError as error:
@@ -113,7 +117,10 @@ class Worker:
             if isinstance(error, self._instruments.function(GRADER_ERROR)):
                 return {"machine": str(error)}, []
             memory = self._order.get("memory")
-            return {"raised": describe_learners(error, self._sources, memory)}, []
+            described = describe_learners(error, self._sources, memory)
+            if not isinstance(error, MemoryError):
+                described["changed"] = self._changed(message, blobs)
+            return {"raised": described}, []
 
     def replied(self) -> None:
         """The reply is on its way: let go of an error, have a reserve again."""
@@ -145,10 +152,28 @@ class Worker:
         if kind == "helper":
             result = self._instruments.function(message["name"])(*args, **kwargs)
         else:
-            result = self._find(message["of"], message["name"])(*args, **kwargs)
+            function = self._find(message["of"], message["name"])
+            self._call = function, args, kwargs
+            result = function(*args, **kwargs)
         if kind == "new":
             return self._handle(result, message["name"])
         return codec.encode(result, out, self._to_wire)
+
+    def _changed(self, message: Message, blobs: memoryview) -> Change | None:
+        """The first argument of the learner's function that the call has changed."""
+        if self._call is None or not any(
+            map(is_open, (*message["args"], *message["kwargs"].values()))
+        ):
+            return None
+        function, args, kwargs = self._call
+        # What was sent, read once more: nothing has to be kept while the call runs.
+        reader = codec.Reader(blobs, self._from_wire, load_torch=True)
+        before = [reader.decode(arg) for arg in message["args"]]
+        named = {name: reader.decode(arg) for name, arg in message["kwargs"].items()}
+        pairs = [(i, *both) for i, both in enumerate(zip(before, args, strict=True))]
+        pairs += [(name, was, kwargs[name]) for name, was in named.items()]
+        may_write = message.get("writes", ())
+        return first_change(function, [p for p in pairs if p[0] not in may_write])
 
     def _find(self, of: Any, name: str) -> Any:
         # of: the number of an object, the name of a class, or None for the module.

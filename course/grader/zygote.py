@@ -63,6 +63,7 @@ def _watch_kernels(mode: str, instruments: Instruments, folder: Path) -> list[st
         return []
     inside = importlib.import_module(f"{COURSE}.grader.triton_inside")
     instruments.keep(inside)
+    instruments.keep(importlib.import_module(f"{COURSE}.grader.unchanged"))
     watch = inside.install(mode)
     if mode == "compile":
         instruments.keep(importlib.import_module(f"{COURSE}.grader.ahead"))

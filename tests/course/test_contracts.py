@@ -103,3 +103,11 @@ def test_the_docstring_names_every_error_that_a_test_asks_for(
 def test_the_docstring_has_a_heading_for_each_task(chapter: Chapter) -> None:
     headings = re.findall(r"^Task (\d+\.\d+)\b", docstring_of_stub(chapter), re.M)
     assert headings == [task.id for task in chapter.tasks]
+
+
+@each_exercise
+def test_a_stub_says_that_arguments_stay_as_they_are(chapter: Chapter) -> None:
+    takes_lists = re.compile(r"\w+: (?:list|dict|set|Tensor)\b")
+    if takes_lists.search(chapter.solution_path.read_text(encoding="utf-8")):
+        words = " ".join(docstring_of_stub(chapter).split())
+        assert words.count("the same after the call") == 1

@@ -202,16 +202,6 @@ def expect_chunk(exercise, batch: Batch, claim: str) -> None:
     expect_attention(got, batch.answer(), batch.queries, claim)
 
 
-def expect_only_read(exercise, function, arguments: list) -> None:
-    """The call changes none of its tensors."""
-    changed = in_worker(exercise, f"{HELPERS}:changes", function, arguments)
-    names = ["query", "key_cache", "value_cache", "the block table"]
-    story = ["one call; then query, pools and table are compared with copies of them"]
-    rewrite_history(exercise, story)
-    for name, count in zip(names, changed, strict=False):
-        expect(count, 0, f"numbers of {name} that the call has changed")
-
-
 def expect_views(exercise, function, layout: str, arguments: list) -> Tensor:
     """What a call gives if the pools have other strides."""
     try:
@@ -374,12 +364,6 @@ def beyond_float16(seq_len: int, query_len: int, dtype: torch.dtype) -> Batch:
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@task("8.1")
-def test_the_pools_are_only_read(exercise):
-    arguments = one_sequence(7).one(decode=True)
-    expect_only_read(exercise, exercise.gather_and_attend, arguments)
 
 
 # 8.2
@@ -765,11 +749,6 @@ def test_chunks_of_16_bit_numbers(exercise):
         expect_chunk(exercise, beyond_float16(5, 2, dtype), claim)
 
 
-@task("8.4")
-def test_a_chunk_only_reads_the_pools(exercise):
-    expect_only_read(exercise, exercise.attend_chunk, one_sequence(7, 4).one())
-
-
 # 8.5
 
 
@@ -986,12 +965,6 @@ def test_a_result_is_not_changed_by_the_next_call(exercise):
         rewrite_history(exercise, [story])
     claim = "what a call has returned stays as it was"
     expect_attention(got, first.answer(), first.queries, claim)
-
-
-@task("8.5")
-def test_a_batch_is_only_read(exercise):
-    arguments = make_batch([6, 0, 9]).arguments()
-    expect_only_read(exercise, exercise.attend_over_blocks, arguments)
 
 
 @task("8.5")

@@ -46,18 +46,6 @@ def with_slices(attend: Attend, arguments: list[Any], starts: Tensor | None) -> 
     )
 
 
-def changes(attend: Attend, arguments: list[Any]) -> list[int]:
-    """How many numbers of each tensor among the arguments the call has changed."""
-    before = [part.clone() for part in arguments if isinstance(part, Tensor)]
-    attend(*arguments)
-    after = [part for part in arguments if isinstance(part, Tensor)]
-    return [
-        # NaN is not equal to itself, but a NaN that stays is no change.
-        int(((new != old) & ~(new.isnan() & old.isnan())).sum())
-        for new, old in zip(after, before, strict=True)
-    ]
-
-
 def first_after_second(attend: Attend, first: list[Any], second: list[Any]) -> Tensor:
     """What the first call returned, as it looks when the second one is over."""
     result = attend(*first)

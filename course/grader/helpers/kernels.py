@@ -4,6 +4,7 @@ Tensors cross as the storages that they are views of, so K and V of one buffer a
 of one buffer here as well. Every storage lies between guard bytes.
 """
 
+import copy
 import mmap
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from course.grader.triton_inside import Watch, current
+from course.grader.unchanged import first_change
 
 GUARD = 4096  # bytes on either side: all ones, which is NaN in every float type
 MAX_OPS = 100
@@ -30,6 +32,7 @@ def run(
     built = [_build(arg, placed) for arg in args]
     named = {name: _build(arg, placed) for name, arg in kwargs.items()}
     watch.begin(backwards)
+    plain = [(i, copy.deepcopy(a["value"])) for i, a in enumerate(args) if "value" in a]
     with _TorchCalls(watch, function) as calls, _no_driver_told():
         value = function(*built, **named)
     if watch.problem is not None:  # the learner's code caught it
@@ -45,6 +48,7 @@ def run(
         "written": [_is_written(tensor, watch) for tensor, _ in placed],
         "changed_later": _changed_later(value, placed, watch),
         "guards": [_is_whole(buffer) for _, buffer in placed],
+        "changed": first_change(function, [(i, old, built[i]) for i, old in plain]),
         "launches": watch.launches,
         "calls": calls.seen,
         "lost": watch.lost,
