@@ -114,7 +114,8 @@ class Worker:
             if words := words_for_leaving(error):
                 return {"left": words}, []
             assert isinstance(error, Exception)  # words_for_leaving has the others
-            if isinstance(error, self._instruments.function(GRADER_ERROR)):
+            graders: Any = self._instruments.function(GRADER_ERROR)
+            if isinstance(error, graders):
                 return {"machine": str(error)}, []
             memory = self._order.get("memory")
             described = describe_learners(error, self._sources, memory)
