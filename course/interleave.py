@@ -30,12 +30,24 @@ from course.grader.errors import GraderError
 Subject = TypeVar("Subject")
 Action = Callable[[Subject], Any]
 
-LOOK_AGAIN = 0.00001  # seconds between two looks at a thread that may be waiting
-LOOKS_ASLEEP = 2  # so often in a row asleep at the place of the last look: it waits
-LOOKS_ELSEWHERE = 100  # where the system does not tell who sleeps
+
+@dataclass(frozen=True)
+class _Patience:
+    """When a thread is taken to wait: it is seen asleep in one place, so often.
+
+    No clock decides: on a busy machine a thread that could run may have to wait long.
+    """
+
+    pause: float  # seconds between two looks
+    looks: int  # in a row
+    looks_elsewhere: int  # the same where the system does not tell who sleeps
+
+
+_WAITS = _Patience(0.00001, 2, 100)  # for a lock, perhaps of the other call
+_STUCK = _Patience(0.05, 20, 100)  # for one that nobody gives back
+
 _COURSE = os.path.dirname(__file__) + os.sep  # nothing is stopped or counted in here
 _KNOWN = compile("seen = True", "<known to run>", "exec")
-GIVE_UP = 1.0  # seconds until a call that could run, but does not, is stuck
 
 
 class StuckError(Exception):
@@ -105,12 +117,14 @@ def run_paused(
         line = frame.f_lineno
         text = linecache.getline(frame.f_code.co_filename, line, frame.f_globals)
         stopped_at = line, text.strip()
+        one.is_watching = True
         waited = other.start_and_watch(lambda: second(subject))
+        one.is_watching = False
 
     counter = _OpcodeCounter(opcode, stop)
     with _thread() as one, _thread() as other:
         one.start(lambda: counter.run(lambda: first(subject), skip=first))
-        outcome = one.join(2 * GIVE_UP)
+        outcome = one.join()
         if stopped_at is not None:
             line, text = stopped_at
             second_outcome = other.join()
@@ -267,6 +281,7 @@ class _OtherThread:
 
     def __init__(self) -> None:
         self.is_stuck = False
+        self.is_watching = False  # another thread: that is a reason to wait
         self._action: Callable[[], Any] = lambda: None
         self._outcome = Outcome()
         self._called = threading.Lock()  # free when there is something to do
@@ -286,20 +301,24 @@ class _OtherThread:
     def start_and_watch(self, action: Callable[[], Any]) -> bool:
         """Let the action run until it ends (False) or waits for a lock (True)."""
         self.start(action)
-        looks, last_place = 0, None
-        while not self._busy.acquire(timeout=LOOK_AGAIN):
-            asleep, place = self._is_asleep(), self._place()
-            moves = asleep is False or place != last_place
-            looks, last_place = (0 if moves else looks + 1), place
-            if looks >= (LOOKS_ELSEWHERE if asleep is None else LOOKS_ASLEEP):
-                return True
-        self._busy.release()
-        return False
+        return not self._ends(_WAITS)
 
-    def join(self, timeout: float = GIVE_UP) -> Outcome:
+    def _ends(self, patience: _Patience) -> bool:
+        """Whether the action ends; it is enough that it does not seem to wait."""
+        looks, last_place = 0, None
+        while not self._busy.acquire(timeout=patience.pause):
+            asleep, place = self._is_asleep(), self._place()
+            moves = asleep is False or place != last_place or self.is_watching
+            looks, last_place = (0 if moves else looks + 1), place
+            most = patience.looks_elsewhere if asleep is None else patience.looks
+            if looks >= most:
+                return False
+        self._busy.release()
+        return True
+
+    def join(self) -> Outcome:
         """What came out of the last action, once nothing holds it up any more."""
-        if self._busy.acquire(timeout=timeout):
-            self._busy.release()
+        if self._ends(_STUCK):
             return self._outcome
         self.is_stuck = True
         return Outcome(error=StuckError("waits for ever for a lock nobody gives back"))

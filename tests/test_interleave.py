@@ -145,6 +145,24 @@ def test_two_locks_in_opposite_order_are_stuck_in_some_run():
     assert before and not any(run.is_stuck for run in before)
 
 
+def test_a_call_that_gets_no_processor_is_not_stuck(monkeypatch):
+    monkeypatch.setattr(interleave, "_STUCK", interleave._Patience(0.001, 3, 3))
+    assert isinstance(in_another_thread(lambda: time.sleep(0.5)).error, StuckError)
+    # The system says of a thread that waits for its turn that it runs.
+    monkeypatch.setattr(interleave._OtherThread, "_is_asleep", lambda self: False)
+    assert in_another_thread(lambda: time.sleep(0.1)).error is None
+
+
+def test_a_first_call_that_waits_for_a_long_second_one_is_not_stuck(monkeypatch):
+    monkeypatch.setattr(interleave, "_STUCK", interleave._Patience(0.001, 3, 3))
+
+    def takes_long(counter):
+        return sum(sum(range(1_000)) for _ in range(10_000))
+
+    run = run_paused(Counter, add, takes_long, 1)
+    assert not run.is_stuck and run.second.value == 10_000 * sum(range(1_000))
+
+
 def test_errors_of_both_calls_are_kept():
     def divide(_):
         return 1 // 0

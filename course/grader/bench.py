@@ -12,7 +12,8 @@ from course.grader.contract import Contract, read
 from course.grader.conversation import Conversation
 from course.grader.errors import GraderError
 from course.grader.explain import words_for
-from course.grader.failures import CheckFailed
+from course.grader.failures import CheckFailed, fail
+from course.grader.limits import ALL, Stopwatch
 from course.grader.local import LocalLine
 from course.grader.paper import Paper, Snapshot
 from course.grader.warm import WarmPool, WarmProcess, missing_module
@@ -25,6 +26,7 @@ class Bench:
         self._warm = warm  # None: learner code runs in this process
         self.snapshot = snapshot or Snapshot()
         self._did_not_load: dict[Paper, tuple[BaseException, Conversation]] = {}
+        self._spent: dict[Paper, float] = {}  # seconds of the learner's code, so far
 
     @contextmanager
     def open(self, paper: Paper, mode: str = "") -> Iterator[Conversation]:
@@ -35,7 +37,12 @@ class Bench:
             yield from _local(paper, self.snapshot)
         else:
             warm = self._warm.process(paper.chapter.preload, mode)
-            yield from _remote(paper, self.snapshot, warm, mode)
+            before = self._spent.get(paper, 0.0)
+            with _remote(paper, self.snapshot, warm, mode) as (conversation, watch):
+                try:
+                    yield conversation
+                finally:
+                    self._spent[paper] = before + watch.spent
 
     def cannot_run(self, paper: Paper, mode: str) -> str | None:
         """Why a test of paper cannot be run on this machine; None if it can."""
@@ -54,6 +61,9 @@ class Bench:
 
     def load(self, paper: Paper, conversation: Conversation) -> None:
         """Load the learner's file; what went wrong once is not tried again."""
+        most = ALL * paper.chapter.call_seconds
+        if self._spent.get(paper, 0.0) > most:
+            fail(message=f"was not reached: the tests before it took {most:g} seconds")
         if paper in self._did_not_load:
             raise self._did_not_load[paper][0].with_traceback(None)
         try:
@@ -81,9 +91,10 @@ class Bench:
         return words_for(error), conversation.printed()
 
 
+@contextmanager
 def _remote(
     paper: Paper, snapshot: Snapshot, warm: WarmProcess, mode: str
-) -> Iterator[Conversation]:
+) -> Iterator[tuple[Conversation, Stopwatch]]:
     contract = read(paper.chapter.solution_path)
     seconds = paper.chapter.call_seconds * (3 if mode else 1)  # compilers take time
     # Not with torch, whose threads would be kept on that processor, too.
@@ -94,9 +105,10 @@ def _remote(
         try:
             end, (file, data) = lambda: warm.reap(worker), files[paper.module]
             text = data.decode("utf-8", "replace")
-            yield Conversation(
+            conversation = Conversation(
                 line, contract, seconds, end, worker.printed, str(file), text
             )
+            yield conversation, line.stopwatch
         finally:
             warm.reap(worker, wait=False)
 

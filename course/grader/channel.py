@@ -16,7 +16,7 @@ from typing import Any
 
 from course.grader import codec
 from course.grader.codec import UnfitError
-from course.grader.limits import CallClock, Look
+from course.grader.limits import Look, Stopwatch
 
 Answer = Callable[[dict[str, Any], memoryview], tuple[dict[str, Any], list[bytes]]]
 
@@ -57,8 +57,7 @@ class Channel:
         self._look = look
         self._clock = clock
         self._next_look = clock() + LOOK_EVERY
-        self._call = CallClock(0, clock())
-        self._slept = 0.0  # seconds, in all calls so far
+        self.stopwatch = Stopwatch()
 
     def exchange(
         self,
@@ -69,7 +68,7 @@ class Channel:
     ) -> tuple[dict[str, Any], memoryview]:
         """The reply to message; answer() serves the callbacks that come before it."""
         asked = self._next_number()
-        self._call = CallClock(seconds, self._clock(), self._slept)
+        self.stopwatch.begin(seconds, self._clock())
         self._send(codec.pack(asked, message, blobs))
         while True:
             try:
@@ -80,7 +79,6 @@ class Channel:
                 raise ForgedError("a reply to another request")
             self._check(has_ended="callback" not in reply)
             if "callback" not in reply:
-                self._slept += max(self._call.slept, 0.0)
                 return reply, rest
             try:
                 back, out = answer(reply, rest)
@@ -134,7 +132,7 @@ class Channel:
         look = self._look()
         if look.too_much:
             raise TooMuchError(look.too_much)
-        self._call.see(look, now)
+        self.stopwatch.see(look, now)
         if not has_ended:
-            self._call.check(now)
+            self.stopwatch.check(now)
         self._next_look = self._clock() + LOOK_EVERY

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from course.grader.errors import GraderError
 
-TOGETHER = 12  # all calls of one test get so many times what one call gets
+TOGETHER = 6  # all calls of one test get so many times what one call gets
+ALL = 12  # and all tests of an exercise
 STARVED = 30  # so many times that by the wall clock: the machine is busy
 UNSEEN = 6  # the same, where nothing else can be seen
 LONGEST_STEP = 1.0  # seconds; a machine that stood still between two looks adds no more
@@ -32,16 +33,25 @@ class TooLateError(Exception):
     """A call used up its time; the message says which, and what may be the cause."""
 
 
-class CallClock:
-    """Measures one call, from the first look to the last."""
+class Stopwatch:
+    """Measures the calls to one worker, each from the first look at it to the last."""
 
-    def __init__(self, seconds: float, now: float, spent: float = 0.0) -> None:
-        """spent: seconds of sleep that earlier calls of the test have had."""
+    def __init__(self) -> None:
+        self._cpu_in_all = self._slept_before = self.cpu = self.slept = 0.0
+        self.begin(0.0, 0.0)
+
+    def begin(self, seconds: float, now: float) -> None:
+        """A call that may take so many seconds."""
+        self._slept_before += max(self.slept, 0.0)
+        self.cpu = self.slept = 0.0
         self._seconds = seconds
         self._start = self._last = now
-        self._slept_before = spent
         self._seen: Look | None = None
-        self.cpu = self.slept = 0.0
+
+    @property
+    def spent(self) -> float:
+        """Seconds that the worker has used so far, as far as they were seen."""
+        return self._cpu_in_all + self._slept_before + max(self.slept, 0.0)
 
     def see(self, look: Look, now: float) -> None:
         """Count what has passed since the last look."""
@@ -49,7 +59,7 @@ class CallClock:
         before, self._last = self._seen, now
         if look.cpu is None:
             return
-        self._seen = look
+        self._seen, self._cpu_in_all = look, max(look.cpu, self._cpu_in_all)
         if before is None or before.cpu is None:
             return
         # A child that ended takes its delay along: a sum may fall, a clock may not.
@@ -71,12 +81,10 @@ class CallClock:
                 f"did not come back: it has slept for {seconds:g} seconds. Does it "
                 "wait for a lock that is never given back?"
             )
-        together = TOGETHER * seconds
-        cpu = self._seen.cpu if self._seen and self._seen.cpu else 0.0
-        if cpu + self._slept_before + max(self.slept, 0.0) > together:
+        if self.spent > TOGETHER * seconds:
             raise TooLateError(
-                f"was ended: with it, the calls of this test took more than "
-                f"{together:g} seconds"
+                "was ended: with it, the calls of this test took more than "
+                f"{TOGETHER * seconds:g} seconds"
             )
         is_seen = self._seen is not None and self._seen.delay is not None
         if not is_seen and wall > UNSEEN * seconds:

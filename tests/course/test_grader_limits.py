@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 from tiny_exercise import answer, write_course
 
-from course.grader import GraderError, grade
+from course.grader import GraderError, bench, grade
 from course.grader.channel import Channel
 from course.grader.exchange import Exchange
 from course.grader.history import History
 from course.grader.limits import (
     STARVED,
-    TOGETHER,
     UNSEEN,
-    CallClock,
     Look,
+    Stopwatch,
     TooLateError,
 )
 from course.grader.watch import Watch
@@ -34,7 +33,8 @@ def looks_like(
 
 def end_of(look: Callable[[float], Look], until: float = 1_000) -> tuple[float, str]:
     """When and how a call is ended that looks like this; until and "" if it is not."""
-    clock, now = CallClock(SECONDS, 0.0), 0.0
+    clock, now = Stopwatch(), 0.0
+    clock.begin(SECONDS, now)
     while now < until:
         now += STEP
         clock.see(look(now), now)
@@ -74,7 +74,8 @@ def test_who_waits_for_a_disk_is_not_accused() -> None:
 
 def test_a_machine_that_stood_still_costs_nothing() -> None:
     """Of a pause of an hour, no kernel says that anybody waited."""
-    clock = CallClock(SECONDS, 0.0)
+    clock = Stopwatch()
+    clock.begin(SECONDS, 0.0)
     for now in (0.0, 1.0, 3601.0, 3602.0):
         clock.see(Look(None, 0.1, 0.0), now)
     assert clock.slept == pytest.approx(3.0)
@@ -88,10 +89,29 @@ def test_a_thread_that_ended_took_its_delay_along_and_that_is_not_sleep() -> Non
 
 
 def test_the_calls_of_one_test_have_a_limit_together() -> None:
-    clock = CallClock(SECONDS, 0.0, spent=20.0)
-    clock.see(Look(None, TOGETHER * SECONDS - 19, 0.0), 0.0)
-    with pytest.raises(TooLateError, match="the calls of this test took more than 60"):
-        clock.check(0.0)
+    clock, now, calls = Stopwatch(), 0.0, 0
+    with pytest.raises(TooLateError, match="the calls of this test took more than 30"):
+        while calls < 100:
+            calls += 1
+            clock.begin(SECONDS, now)
+            for _ in range(3):  # two seconds: half of it runs, half of it sleeps
+                clock.see(Look(None, now / 2, 0.0), now)
+                clock.check(now)
+                now += 1
+    assert 10 < calls < 20
+
+
+def test_the_tests_of_an_exercise_have_a_limit_and_who_is_not_reached_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_course(tmp_path)
+    file = tmp_path / "4.py"
+    file.write_text(answer(allocate="import time; time.sleep(0.2)"))
+    monkeypatch.setattr(bench, "ALL", 0)
+    _, *others = grade(["4"], file, root=tmp_path).exercises[0].tasks
+    for task in others:
+        assert task.status == "failed" and task.failure is not None
+        assert task.failure.message.startswith("was not reached: the tests before it")
 
 
 def test_where_nothing_can_be_seen_the_wall_clock_is_left() -> None:

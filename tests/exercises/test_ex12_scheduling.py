@@ -751,8 +751,9 @@ def test_who_was_preempted_is_aborted(exercise):
     stage = Stage(exercise, 4)
     stage.line_up("A", tokens(5), max_tokens=6)
     stage.line_up("B", tokens(5, 30), max_tokens=6)
-    while "preempted" not in books.statuses(stage.state, "B"):
-        stage.step()
+    stage.step_until(
+        lambda: "preempted" in books.statuses(stage.state, "B"), "B is preempted"
+    )
     stage.abort("B")
     expect_aborted(stage, "B")
     expect(stage.state["waiting"], [], "scheduler.waiting")

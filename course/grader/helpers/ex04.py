@@ -183,16 +183,16 @@ def least_microseconds(
 ) -> dict[str, float]:
     """The time of one call of each method while nearly all blocks are free.
 
-    Opcodes don't show what `list.pop(0)` or `in` do inside; time does. The slowest call
-    of a round counts, and of many rounds the fastest: so a pause of the machine does
-    not matter.
+    Opcodes don't show what `list.pop(0)` or `in` do inside; time does, the processor's,
+    since a pause of the machine does not matter. The slowest call of a round counts,
+    and of many rounds the fastest.
     """
     rounds: list[dict[str, float]] = []
 
     def timed(name: str, action: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
+        start = time.thread_time()
         result = action()
-        spent = (time.perf_counter() - start) * 1e6
+        spent = (time.thread_time() - start) * 1e6
         rounds[-1][name] = max(spent, rounds[-1].get(name, 0.0))
         return result
 
@@ -213,12 +213,12 @@ def sweep_microseconds(
     with _no_garbage_collection():
         for _ in range(SWEEPS):
             pool = allocator_class(num_blocks)
-            start = time.perf_counter()
+            start = time.thread_time()
             held = [pool.allocate() for _ in range(num_blocks)]
-            between = time.perf_counter()
+            between = time.thread_time()
             for block_id in held:
                 pool.free(block_id)
-            spent = {"allocate": between - start, "free": time.perf_counter() - between}
+            spent = {"allocate": between - start, "free": time.thread_time() - between}
             for name, seconds in spent.items():
                 least[name] = min(least[name], seconds * 1e6 / num_blocks)
     return {name: round(microseconds, 2) for name, microseconds in least.items()}

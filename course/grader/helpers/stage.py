@@ -6,6 +6,7 @@ must say, executed on fake memory, and read back through the block tables.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from course.grader import expect, expect_that, rewrite_history
@@ -169,6 +170,15 @@ class Stage:
         self._act(f"    {told}; finish_step", "finish_step", tokens)
         self.check_state()
         return plan
+
+    def step_until(self, come: Callable[[], bool], what: str, most: int = 12) -> None:
+        """So many steps at most until what is waited for has come."""
+        for _ in range(most):
+            if come():
+                return
+            self.step()
+        if not come():
+            fail(what, expected=f"in one of {most} steps", got="in none of them")
 
     def run(self, max_steps: int = 300) -> None:
         """Until all are finished; then compare what they made, and the pool."""
