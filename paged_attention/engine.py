@@ -154,28 +154,40 @@ class Engine:
         is returned by the next `step`.
         """
         place: dict[Hashable, int] = {}  # request_id -> where its prompt stands
+        # A single call: Python 3.13.0 can lose the handler of a `try` with a loop in
+        # it, for a Ctrl-C between two rounds.
         try:
-            for i, prompt in enumerate(_several(prompts)):
-                place[self._num_requests] = i  # its id: noted before it is queued
-                self.add_request(prompt, params, raw)
-            while any(request_id in self._requests for request_id in place):
-                told = len(self._unread)
-                self._advance()
-                # Of ours, only the last. They stay in the list until all have ended:
-                # whatever comes between, no output is lost.
-                self._unread[told:] = [
-                    output
-                    for output in self._unread[told:]
-                    if output.request_id not in place or output.finish_reason
-                ]
-            ended = [o for o in self._unread if o.request_id in place]
-            self._unread = [o for o in self._unread if o.request_id not in place]
+            return self._complete(place, prompts, params, raw)
         except BaseException:
             # Whoever is interrupted leaves nothing behind.
             for request_id in place:
                 self.abort(request_id)
             self._unread = [o for o in self._unread if o.request_id not in place]
             raise
+
+    def _complete(
+        self,
+        place: dict[Hashable, int],
+        prompts: Prompt | Iterable[Prompt],
+        params: SamplingParams | None,
+        raw: bool,
+    ) -> list[Output]:
+        """What `generate` returns; notes in place which requests it made for that."""
+        for i, prompt in enumerate(_several(prompts)):
+            place[self._num_requests] = i  # its id: noted before it is queued
+            self.add_request(prompt, params, raw)
+        while any(request_id in self._requests for request_id in place):
+            told = len(self._unread)
+            self._advance()
+            # Of ours, only the last. They stay in the list until all have ended:
+            # whatever comes between, no output is lost.
+            self._unread[told:] = [
+                output
+                for output in self._unread[told:]
+                if output.request_id not in place or output.finish_reason
+            ]
+        ended = [o for o in self._unread if o.request_id in place]
+        self._unread = [o for o in self._unread if o.request_id not in place]
         return sorted(ended, key=lambda o: (place[o.request_id], o.index))
 
     def add_request(
@@ -242,36 +254,40 @@ class Engine:
 
     def _advance(self) -> None:
         plan = None
-        try:
+        try:  # without a loop, as in `generate`
             plan = self.scheduler.schedule()
-            self._counts.see(plan)
-            if not plan.scheduled:
-                raise RuntimeError(
-                    f"the scheduler planned nothing, but {len(self._requests)} "
-                    "requests are not finished"
-                )
-            # Rows that end with their sequence's newest token; the others are chunks.
-            # By the lists alone, which every scheduler's plan has.
-            rows = [
-                i
-                for i, (sequence, _) in enumerate(plan.scheduled)
-                if plan.seq_lens[i] == len(sequence.token_ids)
-            ]
-            sequences = [plan.scheduled[i][0] for i in rows]
-            new_tokens: list[list[int] | None] = [None] * len(plan.scheduled)
-            for i, tokens in zip(rows, self._run(plan, rows, sequences), strict=True):
-                new_tokens[i] = tokens
-            made = self.scheduler.finish_step(new_tokens)
-            made_rows = [made[i] for i in rows]
-            self._counts.see_forks(made_rows)
-            # One by one: what was told before an interrupt is told.
-            self._unread.extend(
-                settle(self._requests, sequences, made_rows, self.tokenizer)
-            )
-            self._drop_what_no_layer_sees(plan)
+            self._carry_out(plan)
         except BaseException:
             self._abort_step(plan)
             raise
+
+    def _carry_out(self, plan: Any) -> None:
+        """The forward pass; what it made is in the unread outputs then."""
+        self._counts.see(plan)
+        if not plan.scheduled:
+            raise RuntimeError(
+                f"the scheduler planned nothing, but {len(self._requests)} "
+                "requests are not finished"
+            )
+        # Rows that end with their sequence's newest token; the others are chunks. By
+        # the lists alone, which every scheduler's plan has.
+        rows = [
+            i
+            for i, (sequence, _) in enumerate(plan.scheduled)
+            if plan.seq_lens[i] == len(sequence.token_ids)
+        ]
+        sequences = [plan.scheduled[i][0] for i in rows]
+        new_tokens: list[list[int] | None] = [None] * len(plan.scheduled)
+        for i, tokens in zip(rows, self._run(plan, rows, sequences), strict=True):
+            new_tokens[i] = tokens
+        made = self.scheduler.finish_step(new_tokens)
+        made_rows = [made[i] for i in rows]
+        self._counts.see_forks(made_rows)
+        # One by one: what was told before an interrupt is told.
+        self._unread.extend(
+            settle(self._requests, sequences, made_rows, self.tokenizer)
+        )
+        self._drop_what_no_layer_sees(plan)
 
     def _abort_step(self, plan: Any) -> None:
         """What it was to write or to swap is lost, and with it whose it was."""

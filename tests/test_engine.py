@@ -485,8 +485,8 @@ def test_an_end_is_told_once_even_if_what_comes_after_it_fails():
     assert [o.token_ids for o in outputs if o.finish_reason == "stop"] == [first[:3]]
 
 
-def interrupted_at(number):
-    """For sys.settrace: Ctrl-C at one of the lines that `Engine.generate` runs."""
+def interrupted_at(number, *functions):
+    """For sys.settrace: Ctrl-C at one of the lines that these functions run."""
     lines = []
 
     def on_line(frame, event, _):
@@ -496,8 +496,8 @@ def interrupted_at(number):
                 raise KeyboardInterrupt
         return on_line
 
-    code = Engine.generate.__code__
-    return lambda frame, *_: on_line if frame.f_code is code else None
+    codes = [function.__code__ for function in functions]
+    return lambda frame, *_: on_line if frame.f_code in codes else None
 
 
 def test_an_interrupt_of_generate_at_any_line_loses_no_output_of_others():
@@ -508,7 +508,7 @@ def test_an_interrupt_of_generate_at_any_line_loses_no_output_of_others():
             for n, prompt in enumerate(PROMPTS[:2], start=2)
         ]
         before = sys.gettrace()
-        sys.settrace(interrupted_at(number))
+        sys.settrace(interrupted_at(number, Engine.generate, Engine._complete))
         try:
             engine.generate(PROMPTS[2], SamplingParams(3, ignore_eos=True))
         except KeyboardInterrupt:
@@ -527,6 +527,32 @@ def test_an_interrupt_of_generate_at_any_line_loses_no_output_of_others():
         if not is_interrupted:
             break
     assert number > 20 and not is_interrupted
+
+
+def test_an_interrupt_at_any_line_of_a_step_leaves_the_engine_whole():
+    for number in range(1, 200):
+        engine = Engine(ours(), num_blocks=20)
+        for prompt in PROMPTS[:3]:
+            engine.add_request(prompt, SamplingParams(2, ignore_eos=True))
+        before = sys.gettrace()
+        sys.settrace(interrupted_at(number, Engine._carry_out))
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            is_interrupted = True
+        else:
+            is_interrupted = False
+        finally:
+            sys.settrace(before)
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        ended = [o.request_id for o in outputs if o.finish_reason]
+        assert sorted(ended) == [0, 1, 2], f"line event {number}"
+        assert is_whole(engine)
+        if not is_interrupted:
+            break
+    assert number > 10 and not is_interrupted
 
 
 def test_what_was_told_before_an_interrupt_is_not_forgotten(monkeypatch):
