@@ -67,8 +67,6 @@ def _run(
         process_group=0,  # Ctrl-C reaches us alone, and we end it in order
         preexec_fn=_end_with_parent,
     )
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.default_int_handler)
     try:
         address = f"http://{_reached_at(host)}:{port}{page}?token={token}"
         if _answers(server, host, port):

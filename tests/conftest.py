@@ -1,10 +1,12 @@
-"""How `make test` shares the tests out, so that all cores are busy to the end.
+"""How the tests are shared out, and the signals that they begin with.
 
-A file's tests stay together, for they share what was set up for them. What takes
-longest begins first.
+All cores should be busy to the end. A file's tests stay together, for they share what
+was set up for them. What takes longest begins first.
 """
 
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,27 @@ def pytest_collection_modifyitems(
         return
     place = {name: number for number, name in enumerate(SLOWEST_FIRST)}
     items.sort(key=lambda item: place.get(Path(item.path).name, len(place)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test starts gets the usual signals, whatever the suite inherited.
+
+    nohup ignores SIGHUP, a shell ignores SIGINT for what it runs in the background, and
+    so would every process that we start. What has a handler here is reset in them.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Does nothing: the suite itself goes on when the terminal is closed.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """SIGHUP ends this process, for a test that sends it here."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

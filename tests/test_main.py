@@ -311,7 +311,7 @@ def test_the_answers_are_there_even_if_the_picture_is_lost(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("where", ["load", "step"])
 def test_a_signal_ends_it_wherever_it_comes_with_the_cursor_back(
-    where, number, folder, capsys, monkeypatch
+    where, number, folder, capsys, monkeypatch, hang_up
 ):
     def interrupted(*_):
         signal.raise_signal(number)
@@ -412,6 +412,21 @@ def test_a_signal_while_a_string_is_executed_has_its_own_exit_code():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(number):
+    code = (
+        "import os, sys, paged_attention.__main__ as m\n"
+        f"m._run = lambda _: os.kill(os.getpid(), {int(number)}) or print('went on')\n"
+        "sys.exit(m.main(['w3']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_IGN),
+    )
+    assert (done.returncode, done.stdout) == (0, b"went on\n")
 
 
 def test_an_interrupt_that_became_another_error_is_one_all_the_same(

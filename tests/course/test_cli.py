@@ -131,7 +131,7 @@ def test_what_does_not_exist_is_answered_with_what_does(course, words, answer):
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_a_command_in_order(course, monkeypatch, name):
+def test_a_signal_ends_a_command_in_order(course, monkeypatch, name, hang_up):
     number = getattr(signal, name)
     before = signal.getsignal(number)
     ended = []

@@ -112,13 +112,17 @@ def test_a_chapter_that_is_not_built_is_not_here_yet(tiny_course, capsys):
 
 
 def test_the_chapter_is_served_until_ctrl_c(tiny_course):
-    """The printed address works as it stands, and nothing is left behind."""
+    """The printed address works as it stands, and nothing is left behind.
+
+    SIGHUP is ignored, as with nohup: a terminal that is closed ends nothing.
+    """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         server, said = _start(tiny_course, port)
         try:
+            server.send_signal(signal.SIGHUP)
             _check_address(said, port)
             _check_that_a_second_call_shows_the_address_again(tiny_course, said)
         finally:
@@ -156,7 +160,7 @@ def _start(root: Path, port: int) -> tuple[subprocess.Popen[str], str]:
         env=os.environ | {"NO_BROWSER": "1", "PORT": str(port)},
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     assert server.stdout is not None
     limit = threading.Timer(90, server.kill)  # which ends its output
