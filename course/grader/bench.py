@@ -10,7 +10,9 @@ from course.grader import isolation
 from course.grader.channel import Channel
 from course.grader.contract import Contract, read
 from course.grader.conversation import Conversation
+from course.grader.crossing import place_in_stack
 from course.grader.errors import GraderError
+from course.grader.exchange import Ending
 from course.grader.explain import words_for
 from course.grader.failures import CheckFailed
 from course.grader.local import LocalLine
@@ -92,10 +94,17 @@ def _remote(
         worker = warm.fork(files, {**_order(paper, contract), "cpu": cpu})
         line = Channel(worker.wire, warm.watch.look)
         try:
-            end, (file, data) = lambda: warm.reap(worker), files[paper.module]
-            text = data.decode("utf-8", "replace")
+            texts = {
+                str(f): data.decode("utf-8", "replace") for f, data in files.values()
+            }
+
+            def end() -> Ending:
+                status = warm.reap(worker, ask=True)
+                return Ending(status, place_in_stack(worker.stack, texts))
+
+            file = str(files[paper.module][0])
             yield Conversation(
-                line, contract, seconds, end, worker.printed, str(file), text
+                line, contract, seconds, end, worker.printed, file, texts[file]
             )
         finally:
             warm.reap(worker, wait=False)
@@ -119,7 +128,7 @@ def _local(paper: Paper, snapshot: Snapshot) -> Iterator[Conversation]:
         seconds = paper.chapter.call_seconds
         text = snapshot.read(paper.file).decode("utf-8", "replace")
         yield Conversation(
-            line, contract, seconds, lambda: 0, lambda: "", str(paper.file), text
+            line, contract, seconds, Ending, lambda: "", str(paper.file), text
         )
     finally:
         line.close()
