@@ -10,7 +10,9 @@ from course.grader import isolation
 from course.grader.channel import Channel
 from course.grader.contract import Contract, read
 from course.grader.conversation import Conversation
+from course.grader.crossing import place_in_stack
 from course.grader.errors import GraderError
+from course.grader.exchange import Ending
 from course.grader.explain import words_for
 from course.grader.failures import CheckFailed, fail
 from course.grader.limits import ALL, Stopwatch
@@ -103,10 +105,17 @@ def _remote(
         worker = warm.fork(files, {**_order(paper, contract), "cpu": cpu})
         line = Channel(worker.wire, warm.watch.look)
         try:
-            end, (file, data) = lambda: warm.reap(worker), files[paper.module]
-            text = data.decode("utf-8", "replace")
+            texts = {
+                str(f): data.decode("utf-8", "replace") for f, data in files.values()
+            }
+
+            def end() -> Ending:
+                status = warm.reap(worker, ask=True)
+                return Ending(status, place_in_stack(worker.stack, texts))
+
+            file = str(files[paper.module][0])
             conversation = Conversation(
-                line, contract, seconds, end, worker.printed, str(file), text
+                line, contract, seconds, end, worker.printed, file, texts[file]
             )
             yield conversation, line.stopwatch
         finally:
@@ -131,7 +140,7 @@ def _local(paper: Paper, snapshot: Snapshot) -> Iterator[Conversation]:
         seconds = paper.chapter.call_seconds
         text = snapshot.read(paper.file).decode("utf-8", "replace")
         yield Conversation(
-            line, contract, seconds, lambda: 0, lambda: "", str(paper.file), text
+            line, contract, seconds, Ending, lambda: "", str(paper.file), text
         )
     finally:
         line.close()

@@ -11,7 +11,7 @@ from course.grader import codec
 from course.grader.codec import UnfitError
 from course.grader.contract import Contract, Declared, Member, read, unknown
 from course.grader.errors import GraderError
-from course.grader.exchange import Exchange, Line
+from course.grader.exchange import Ending, Exchange, Line
 from course.grader.failures import fail
 from course.grader.history import History, call_text, shown
 from course.grader.proxy import Callable as CallableProxy
@@ -27,7 +27,7 @@ class Conversation:
         line: Line,
         contract: Contract,
         call_seconds: float,
-        end: Callable[[], int],  # kills and reaps the worker; its wait status
+        end: Callable[[], Ending],  # kills and reaps the worker
         printed: Callable[[], str],
         file: str = "",
         source: str = "",

@@ -8,12 +8,13 @@ is described in words instead.
 
 import builtins
 import errno
+import re
 import resource
 import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from course.grader import isolation
@@ -29,6 +30,7 @@ MAX_TEXT = 2_000  # characters of an error's message
 MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENFILE)
 
 OURS = (OutOfBlocksError, DoubleFreeError, SharedBlockError)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _NOT_FROM_ONE_STRING = (UnicodeError, BaseExceptionGroup, Warning)
 
 ERRORS: dict[str, type[Exception]] = {
@@ -133,13 +135,35 @@ def rebuild(data: Mapping[str, Any]) -> Exception:
 def _last_line_in(
     trace: TracebackType | None, files: Mapping[str, str]
 ) -> list[Any] | None:
-    """[file, line, source text, function] of the innermost frame in one of files."""
+    """The place of the innermost frame in one of files."""
     for frame, line in reversed(list(traceback.walk_tb(trace))):
-        name = frame.f_code.co_filename
-        if name in files:
-            lines = files[name].splitlines()
-            text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-            return [name, line, text[:200], frame.f_code.co_qualname[:200]]
+        if place := place_of(frame.f_code, line, files):
+            return place
+    return None
+
+
+def place_of(code: CodeType, line: int, files: Mapping[str, str]) -> list[Any] | None:
+    """[file, line, source text, function], if it is in one of files."""
+    return _place(code.co_filename, line, code.co_qualname, files)
+
+
+def _place(
+    file: str, line: int, function: str, files: Mapping[str, str]
+) -> list[Any] | None:
+    if file not in files:
+        return None
+    lines = files[file].splitlines()
+    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return [file, line, text[:200], function[:200]]
+
+
+def place_in_stack(stack: str, files: Mapping[str, str]) -> list[Any] | None:
+    """The innermost place in one of files, of a stack as faulthandler writes it."""
+    # The thread that was asked comes last; it may wait for others, which are above.
+    for thread in reversed(stack.split("hread 0x")):
+        for file, line, function in _FRAME.findall(thread):
+            if place := _place(file, int(line), function, files):
+                return place
     return None
 
 

@@ -8,7 +8,7 @@ that cannot cross. Once dead, an exchange stays dead.
 import os
 import signal
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from course.grader import codec
 from course.grader.channel import (
@@ -38,14 +38,22 @@ class Line(Protocol):
     ) -> Reply: ...
 
 
+class Ending(NamedTuple):
+    """How a worker ended, and where in the learner's code it was before."""
+
+    status: int = 0  # a wait status
+    place: list[Any] | None = None  # file, line, source text, function
+
+
 class Exchange:
     """Requests to one worker, one after the other."""
 
-    def __init__(self, line: Line, history: History, end: Callable[[], int]) -> None:
+    def __init__(self, line: Line, history: History, end: Callable[[], Ending]) -> None:
         self._line = line
         self._history = history
-        self._end = end  # kills and reaps the worker; its wait status
+        self._end = end  # kills and reaps the worker
         self._dead: str | None = None
+        self._died_at: str | None = None  # the learner's file:line, if known
         self._lost: GraderError | None = None  # the grader could not find out
         self._replay: Replay | None = None
         self.hidden = HiddenObjects()
@@ -77,7 +85,7 @@ class Exchange:
         if self._lost is not None:
             raise self._lost
         if self._dead is not None and self._replay is None:
-            fail(message=self._dead)
+            fail(message=self._dead, location=self._died_at)
         self.hidden.start_call()
         outcome, body = self._outcome(message, blobs, text, seconds, handle)
         if outcome == "value":
@@ -136,13 +144,17 @@ class Exchange:
             raise
         # Outside of the handlers: Hypothesis looks at an exception's context, too.
         self._history.add(f"{text}: no reply")
-        status = self._end()
+        status, place = self._end()
         # How the process ended says more than that it was silent: "crashed" or "exited"
         # in place of "did not come back". SIGKILL after a deadline was our own.
         if not certain and (not reason or os.WIFEXITED(status)):
             reason = _words_for_status(status)
         self._dead = f"{text} {reason}"
-        fail(message=self._dead)
+        if place is not None:
+            file, number, line, _ = place
+            self._died_at = f"{file}:{number}"
+            self._dead += f"\nIt was at this line: {plain_text(line)}"
+        fail(message=self._dead, location=self._died_at)
 
     def _over_the_line(
         self, message: Message, blobs: list[bytes], seconds: float
@@ -154,7 +166,7 @@ class Exchange:
         if self._replay.active:
             if (reply := self._replay.reply(key)) is not None:
                 return reply
-            fail(message=self._dead or "")
+            fail(message=self._dead or "", location=self._died_at)
         self._replay.start(key)
         reply = self._line.exchange(message, blobs, seconds, self.hidden.answer)
         self._replay.record(reply)

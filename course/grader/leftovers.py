@@ -4,8 +4,11 @@ import fcntl
 import os
 import signal
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
+
+ASK_SECONDS = 0.2  # to write a few lines, once in a test whose worker must be ended
 
 
 def end_all(worker: int, *, alone: bool, wait: bool) -> int:
@@ -35,6 +38,14 @@ def end_all(worker: int, *, alone: bool, wait: bool) -> int:
             targets = []
             with suppress(OSError):
                 targets = children_of("self")
+
+
+def ask_where(worker: int) -> None:
+    """Let the worker write where it is (see worker.py), if it still runs."""
+    with suppress(OSError):
+        if os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            os.kill(worker, signal.SIGUSR1)
+            time.sleep(ASK_SECONDS)
 
 
 def children_of(pid: int | str) -> list[int]:

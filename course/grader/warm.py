@@ -28,6 +28,7 @@ READY_SECONDS = 300.0
 ORDER_SECONDS = 120.0
 CLOSE_SECONDS = 10.0  # then it is killed
 ROOM = 32 << 20  # bytes that workers should have for their files
+MAX_STACK = 100_000  # bytes of a stack that are read
 MAX_PRINTED = 4_000  # bytes of a worker's output that are kept
 
 PREFIX = "course-grading-"  # of folders
@@ -67,7 +68,15 @@ class WorkerProcess:
     wire: socket.socket
     output: Path
     status: int | None = None  # how it ended, as a wait status
+    stack: str = ""  # where it was when it was ended, as faulthandler writes it
     _printed: str = ""
+
+    def cut_stack(self, start: int) -> None:
+        """Take what it wrote last, when it was asked where it is, out of its output."""
+        with self.output.open("rb+") as stream:
+            stream.seek(start)
+            self.stack = stream.read(MAX_STACK).decode("utf-8", "replace")
+            stream.truncate(start)
 
     def printed(self) -> str:
         """The end of what it printed, made safe to show."""
@@ -202,21 +211,28 @@ class WarmProcess:
             raise GraderError(f"no worker can be started: {reply['error']}")
         return WorkerProcess(ours, Path(output))
 
-    def reap(self, worker: WorkerProcess, *, wait: bool = True) -> int:
+    def reap(
+        self, worker: WorkerProcess, *, wait: bool = True, ask: bool = False
+    ) -> int:
         """End the worker and all that it started; how it ended, as a wait status.
 
+        ask: let it say before where it is, for worker.stack.
         wait=False: it is enough that they are bound to end; the status does not matter.
         """
         if worker.status is not None:
             return worker.status
+        size = worker.output.stat().st_size
         try:
-            worker.status = int(self._order({"do": "reap", "wait": wait})["status"])
+            order = {"do": "reap", "wait": wait, "ask": ask}
+            worker.status = int(self._order(order)["status"])
         except WarmProcessLostError:
             self._kill()
             self.num_lost += 1
             worker.status = signal.SIGKILL
         worker.wire.close()  # only now: on a closed line it would end by itself
         with suppress(OSError):
+            if ask:
+                worker.cut_stack(size)
             worker.printed()
             worker.output.unlink()
         leftovers.clear(self._work, self.folder)

@@ -20,10 +20,12 @@ An order names the work:
     memory   bytes that it may use, for the words of an error
 """
 
+import faulthandler
 import importlib
 import linecache
 import mmap
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -38,6 +40,7 @@ from course.grader import codec, isolation
 from course.grader.codec import UnfitError
 from course.grader.crossing import (
     describe_learners,
+    place_of,
     rebuild,
     words_for_leaving,
     words_for_machine,
@@ -119,6 +122,7 @@ class Worker:
                 return {"machine": str(error)}, []
             memory = self._order.get("memory")
             described = describe_learners(error, self._sources, memory)
+            described["where"] = described["where"] or self._definition()
             if not isinstance(error, MemoryError):
                 described["changed"] = self._changed(message, blobs)
             return {"raised": described}, []
@@ -175,6 +179,13 @@ class Worker:
         pairs += [(name, was, kwargs[name]) for name, was in named.items()]
         may_write = message.get("writes", ())
         return first_change(function, [p for p in pairs if p[0] not in may_write])
+
+    def _definition(self) -> list[Any] | None:
+        """Where the function stands that could not take the arguments of a call."""
+        function = self._call[0] if self._call else None
+        function = function.__init__ if isinstance(function, type) else function
+        code = getattr(function, "__code__", None)
+        return code and place_of(code, code.co_firstlineno, self._sources)
 
     def _find(self, of: Any, name: str) -> Any:
         # of: the number of an object, the name of a class, or None for the module.
@@ -272,6 +283,8 @@ def _set_up(order: Message, output: int) -> None:
     os.close(output)
     sys.stdout = open(1, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stdout
+    # Before it is ended it is asked where it is; C code answers, whatever runs.
+    faulthandler.register(signal.SIGUSR1, os.dup(1), all_threads=True)
     os.chdir(order["folder"])
     os.environ["TMPDIR"] = tempfile.tempdir = order["folder"]
     os.environ["TRITON_CACHE_DIR"] = os.path.join(order["folder"], ".triton")

@@ -130,6 +130,8 @@ def _serve(control: socket.socket, alone: bool, instruments: Instruments) -> Non
                 os.close(descriptor)
             _reply(control, {"pid": pid})
         elif pid:
+            if order["ask"]:
+                leftovers.ask_where(pid)
             status = leftovers.end_all(pid, alone=alone, wait=order["wait"])
             _reply(control, {"status": status})
 

@@ -9,7 +9,7 @@ from tiny_exercise import answer, write_course
 
 from course.grader import GraderError, bench, grade
 from course.grader.channel import Channel
-from course.grader.exchange import Exchange
+from course.grader.exchange import Ending, Exchange
 from course.grader.history import History
 from course.grader.limits import (
     STARVED,
@@ -127,7 +127,7 @@ def test_a_busy_machine_ends_the_conversation_without_a_verdict() -> None:
     channel = Channel(
         ours, lambda: Look(None, 0.0, float(next(hours))), lambda: float(next(hours))
     )
-    exchange = Exchange(channel, History(), lambda: 0)
+    exchange = Exchange(channel, History(), Ending)
     for _ in range(2):  # Hypothesis would try again
         with pytest.raises(GraderError, match=r"^twice\(3\): this machine is busy"):
             exchange.request({"do": "call"}, [], "twice(3)", 1.0)

@@ -23,7 +23,7 @@ from course.grader import (
 )
 from course.grader.codec import UnfitError
 from course.grader.crossing import ERRORS, describe, plain_text, rebuild
-from course.grader.exchange import Exchange
+from course.grader.exchange import Ending, Exchange
 from course.grader.failures import CheckFailed, LearnerError
 from course.grader.guard import ImportGuard
 from course.grader.hidden import (
@@ -165,7 +165,7 @@ def test_a_tensor_where_torch_is_not_needed_is_told_as_what_it_is(
             return {"value": value}, memoryview(b"".join(blobs))
 
     monkeypatch.delitem(sys.modules, "torch")
-    exchange = Exchange(Worker(), History(), lambda: 0)
+    exchange = Exchange(Worker(), History(), Ending)
     with pytest.raises(CheckFailed) as failed:
         exchange.request({"do": "call"}, [], "twice(3)", 1)
     assert failed.value.claim == "twice(3) returns what can be compared"
