@@ -28,6 +28,10 @@ MAX_TEXT = 2_000  # characters of an error's message
 
 # A full disk, or one that fails; too many files open in the whole system.
 MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENFILE)
+OUR_LIMITS = {
+    errno.EFBIG: (resource.RLIMIT_FSIZE, isolation.MAX_FILE_BYTES),
+    errno.EMFILE: (resource.RLIMIT_NOFILE, isolation.MAX_OPEN_FILES),
+}
 
 OURS = (OutOfBlocksError, DoubleFreeError, SharedBlockError)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -114,11 +118,11 @@ def words_for_machine(error: BaseException, files: Mapping[str, str]) -> str:
     if not isinstance(error, OSError):
         return ""
     theirs = _last_line_in(error.__traceback__, files) is not None
-    # Below our own limit it is one that was there before, as of `ulimit -f`.
-    allowed, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    small = error.errno == errno.EFBIG and allowed < isolation.MAX_FILE_BYTES
-    if theirs and not small and error.errno not in MACHINES:
-        return ""
+    if theirs and error.errno not in MACHINES:
+        # A limit below our own was there before, as of `ulimit -f`.
+        limit, most = OUR_LIMITS.get(error.errno or 0, (None, 0))
+        if limit is None or resource.getrlimit(limit)[0] >= most:
+            return ""
     return f"{type(error).__name__}: {text_of(error)}"
 
 

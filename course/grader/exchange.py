@@ -8,7 +8,7 @@ that cannot cross. Once dead, an exchange stays dead.
 import os
 import signal
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from course.grader import codec
 from course.grader.channel import (
@@ -94,8 +94,7 @@ class Exchange:
             error, data = body
             self._raise(error, data, text, message["do"] == "helper")
         if outcome == "machine":
-            self._lost = GraderError(f"{text}: {body}")
-            raise self._lost
+            self._lose(text, body)
         # What is left are refusals: the worker lives on, but there is no value.
         self._history.add(text if outcome == "changed" else f"{text}: {body}")
         if outcome == "missing":
@@ -137,8 +136,7 @@ class Exchange:
             reason += "stopped: does a loop never end?"
             certain = True
         except GraderError as error:
-            self._lost = GraderError(f"{text}: {error}")
-            raise self._lost from None
+            self._lose(text, str(error))
         except KeyboardInterrupt:  # a reply is under way that nobody will read
             self._dead = f"{text} was interrupted"
             raise
@@ -155,6 +153,12 @@ class Exchange:
             self._died_at = f"{file}:{number}"
             self._dead += f"\nIt was at this line: {plain_text(line)}"
         fail(message=self._dead, location=self._died_at)
+
+    def _lose(self, text: str, why: str) -> NoReturn:
+        """End the conversation without a verdict."""
+        function = text.partition("(")[0]  # all this is to be one line
+        self._lost = GraderError(f"{function}: {why}")
+        raise self._lost from None
 
     def _over_the_line(
         self, message: Message, blobs: list[bytes], seconds: float
