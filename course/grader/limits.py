@@ -14,7 +14,7 @@ from course.grader.errors import GraderError
 
 TOGETHER = 6  # all calls of one test get so many times what one call gets
 ALL = 12  # and all tests of an exercise
-STARVED = 30  # so many times that by the wall clock: the machine is busy
+STARVED = 60  # so many times that by the wall clock: the machine is busy
 UNSEEN = 6  # the same, where nothing else can be seen
 LONGEST_STEP = 1.0  # seconds; a machine that stood still between two looks adds no more
 

@@ -63,8 +63,8 @@ def test_who_gets_no_processor_is_not_accused() -> None:
     when, how = end_of(looks_like(0.01, 0.99))
     assert when == pytest.approx(STARVED * SECONDS, abs=0.2)
     assert how == (
-        "GraderError: this machine is busy: it gave the call 1.5 of the 5 seconds that "
-        "it may run, in 150 seconds. Nothing was decided; run it again"
+        "GraderError: this machine is busy: it gave the call 3.0 of the 5 seconds that "
+        "it may run, in 300 seconds. Nothing was decided; run it again"
     )
 
 
