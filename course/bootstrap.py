@@ -25,6 +25,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 # Isolated: what PYTHONPATH or the working directory has is not installed.
 RUN = (str(PYTHON), "-I")
+# As in pyproject.toml, which an older Python cannot read.
+OLDEST, NEWEST = (3, 11), (3, 13)
 PROBE_SECONDS = 3
 ELSEWHERE = ("prefix", "root", "target", "user")  # where pip would install instead
 UV_NAMES = {  # pip's setting -> uv's variable
@@ -35,11 +37,11 @@ UV_NAMES = {  # pip's setting -> uv's variable
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036 (an older Python runs this file too)
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
         version = ".".join(map(str, sys.version_info[:3]))
         sys.exit(
-            f"Python 3.11 or newer is needed, this is {version} ({sys.executable}).\n"
-            "If you have another: make PYTHON=python3.12 lab"
+            f"Python 3.{OLDEST[1]} to 3.{NEWEST[1]} is needed, this is {version} "
+            f"({sys.executable}).\nIf you have another: make PYTHON=python3.12 lab"
         )
     made_for = VENV / "ready"
     if VENV.exists() and made_for.exists() and made_for.read_text() != str(ROOT):

@@ -39,10 +39,12 @@ warm.close()
 
 
 def probe_python(patient: Patient) -> list[Finding]:
+    from packaging.specifiers import SpecifierSet
+
     version = ".".join(map(str, sys.version_info[:3]))
     wanted = patient.project["requires-python"]
     text = f"{version} in {sys.prefix}"
-    if sys.version_info < tuple(map(int, wanted.removeprefix(">=").split("."))):
+    if version not in SpecifierSet(wanted):
         return [Finding(BROKEN, "Python", f"{text}; {wanted} is needed", patient.again)]
     return [Finding(OK, "Python", text)]
 

@@ -204,7 +204,9 @@ def _watch_interpreter(watch: Watch) -> None:
 
 def _in_plain_words(error: BaseException) -> BaseException:
     """The same error, where its own words would send the reader elsewhere."""
-    if "'torch.dtype' object has no attribute" not in str(error):
+    # Triton 3.9 asks the type of a torch tensor, 3.7 the tensor's method `type`.
+    words = str(error)
+    if not words.startswith(("'torch.dtype' object", "'builtin_function_or_method'")):
         return error
     told = TypeError(
         "tl.load and tl.store take a pointer that the kernel was given as an argument, "

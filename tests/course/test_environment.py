@@ -1,4 +1,7 @@
-"""environment.yml and pyproject.toml must ask for the same things."""
+"""environment.yml and pyproject.toml must ask for the same things.
+
+The versions of Python that they promise are those on which the tests run.
+"""
 
 import tomllib
 
@@ -7,6 +10,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from course import bootstrap
 from course.manifest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -22,12 +26,32 @@ def test_conda_has_no_prefix_and_no_builds():
         assert "==" not in entry and entry.count("=") == entry.count(">="), entry
 
 
-def test_the_python_of_conda_is_one_that_pyproject_accepts():
+def accepted(specifier):
+    return [m for m in range(30) if Version(f"3.{m}.0") in SpecifierSet(specifier)]
+
+
+PROMISED = accepted(PROJECT["requires-python"])
+
+
+def test_conda_and_set_up_take_each_python_that_pyproject_accepts_and_no_other():
     (python,) = [Requirement(e) for e in FROM_CONDA if e.startswith("python>")]
-    wanted = SpecifierSet(PROJECT["requires-python"])
-    for minor in range(30):
-        version = Version(f"3.{minor}.0")
-        assert version not in python.specifier or version in wanted, version
+    assert accepted(str(python.specifier)) == PROMISED
+    assert (3, PROMISED[0]) == bootstrap.OLDEST
+    assert (3, PROMISED[-1]) == bootstrap.NEWEST
+
+
+def test_the_tests_run_on_each_python_that_is_promised():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert matrix == [f"3.{minor}" for minor in PROMISED]
+    ours = " ".join(map(str, PROMISED))
+    assert f"for minor in {ours}; do" in (ROOT / ".ci/run").read_text()
+
+
+def test_the_readme_names_each_python_that_is_promised():
+    *others, last = (f"3.{minor}" for minor in PROMISED)
+    text = f"with Python {', '.join(others)} or {last}"
+    assert text in (ROOT / "README.md").read_text()
 
 
 def test_conda_brings_what_pip_cannot_and_pins_only_python():

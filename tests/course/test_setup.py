@@ -220,9 +220,11 @@ def test_an_index_that_never_answers_is_given_up_in_time(monkeypatch):
         assert time.monotonic() - start < 2
 
 
-def test_an_old_python_is_named_with_the_way_out(monkeypatch, tmp_path):
+@pytest.mark.parametrize("minor", [10, 14])
+def test_another_python_is_named_with_the_way_out(monkeypatch, tmp_path, minor):
     monkeypatch.setattr(bootstrap, "VENV", tmp_path)  # whatever happens, not ours
     monkeypatch.setattr(bootstrap, "works", lambda: pytest.fail("it went on"))
-    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 10, 4, "final", 0))
-    with pytest.raises(SystemExit, match=r"3\.11 or newer is needed, this is 3\.10\.4"):
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, minor, 4, "final", 0))
+    words = rf"Python 3\.11 to 3\.13 is needed, this is 3\.{minor}\.4"
+    with pytest.raises(SystemExit, match=words):
         bootstrap.main()
