@@ -64,9 +64,9 @@ class Reading:
             return
         for line in _waiting(tasks):
             out.line(line, indent=2)
-        self._failures([t for t in tasks if t.failure and not is_unsolved(t)])
+        self.failures([t for t in tasks if t.failure and not is_unsolved(t)])
 
-    def _failures(self, tasks: list["TaskResult"]) -> None:
+    def failures(self, tasks: list["TaskResult"]) -> None:
         """A box for each; but one line where an error at a line of the file repeats."""
         known: dict[tuple[str, str], str] = {}  # place and error -> the first task
         repeated: list[str] = []

@@ -133,7 +133,13 @@ def _wrap(text: str, width: int) -> list[str]:
     # textwrap breaks at plain blanks only
     text = _COMMAND.sub(lambda match: match[0].replace(" ", "\xa0"), text)
     fits = all(len(command) <= width for command in commands)
-    lines = textwrap.wrap(text, width, replace_whitespace=False, break_long_words=fits)
+    lines = textwrap.wrap(
+        text,
+        width,
+        replace_whitespace=False,
+        break_long_words=fits,
+        break_on_hyphens=False,  # nor an option or a path in a command
+    )
     return [line.replace("\xa0", " ") for line in lines] or [""]
 
 

@@ -1,5 +1,6 @@
 """From an exception to what a learner reads."""
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,10 @@ from course.grader.failures import (
     is_unsolved,
     task_of_stub,
 )
-from course.grader.report import UNSOLVED, Failure
+from course.grader.report import UNSOLVED, Failure, TaskResult
 from course.manifest import load
+from course.report import Reading
+from course.terminal import Out
 
 
 def failure_of(
@@ -87,14 +90,14 @@ def claim_of(item: pytest.Item) -> str:
     return words
 
 
-def as_text(failure: Failure) -> str:
-    """For plain pytest; `course grade` lays it out itself."""
-    lines = [failure.claim]
-    if failure.message:
-        lines.append(failure.message)
-    lines += [f"    {line}" for line in failure.history]
-    if failure.expected or failure.got:
-        lines += [f"expected  {failure.expected}", f"got       {failure.got}"]
-    if failure.printed:
-        lines += ["printed:", failure.printed]
-    return "\n".join(lines)
+def as_text(failure: Failure, item: pytest.Item, target: str) -> str:
+    """The failure as `course grade` prints it, for plain pytest."""
+    mark = item.get_closest_marker("task")
+    assert mark, f"{item.nodeid} decides no task"
+    manifest = load()
+    task = manifest.task(mark.args[0])
+    result = TaskResult(task.id, task.title, 0, task.points, "failed", 1, 0, failure)
+    text = io.StringIO()
+    shown = "" if target == "exercises" else target  # as after course grade --target
+    Reading(Out(text), manifest.chapters[0].root, target=shown).failures([result])
+    return text.getvalue().strip("\n")

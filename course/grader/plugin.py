@@ -1,8 +1,10 @@
 """The pytest plugin: `exercise` for tests, and whose file it stands for.
 
-`pytest tests/exercises` runs the tests against the solutions; `--exercises` against the
-learner's files, `--target PATH` against a folder or a file. With `--pdb`, or
-`--in-process`, the learner's code runs in pytest's own process.
+`pytest tests/exercises` runs the tests against the solutions. Who names test files of
+exercises and nothing else is at work on them: then the learner's files are tested, as
+with `--exercises`. `--target` names the solutions, a folder or a file. The first and
+the last line say whose files were tested. With `--pdb`, or `--in-process`, the
+learner's code runs in pytest's own process.
 
 `course grade` adds a second plugin (verdict.py) that fixes the papers and keeps score.
 """
@@ -23,7 +25,7 @@ from course.grader.failures import CheckFailed, NotVerified
 from course.grader.paper import Paper, paper_in
 from course.grader.proxy import Exercise
 from course.grader.warm import WarmPool
-from course.manifest import load
+from course.manifest import Manifest, load
 
 
 class Exam:
@@ -39,7 +41,9 @@ class Exam:
         return self._papers.get(tests_path, [])
 
 
+FOLDERS = ("solutions", "exercises")
 EXAM = pytest.StashKey[Exam]()
+TARGET = pytest.StashKey[str]()  # one of FOLDERS, or a path
 CONVERSATION = pytest.StashKey[Conversation]()
 
 
@@ -64,10 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if EXAM in config.stash:  # course grade brought its own
         return
     manifest = load()
-    folder = "exercises" if config.getoption("--exercises") else "solutions"
     target = config.getoption("--target")
+    if not target:
+        mine = config.getoption("--exercises") or _names_exercises(config, manifest)
+        target = "exercises" if mine else "solutions"
     root = manifest.chapters[0].root
-    where = Path(target) if target else root / folder
+    where = root / target if target in FOLDERS else Path(target)
+    config.stash[TARGET] = target
     papers = [
         paper_in(where, chapter, manifest)
         for chapter in manifest.chapters
@@ -76,6 +83,45 @@ def pytest_configure(config: pytest.Config) -> None:
     warm = WarmPool()
     config.add_cleanup(warm.close)
     config.stash[EXAM] = Exam(papers, Bench(None if _in_process(config) else warm))
+
+
+def _names_exercises(config: pytest.Config, manifest: Manifest) -> bool:
+    """Whether the command line names test files of exercises and nothing else."""
+    folder = config.invocation_params.dir
+    named = {(folder / each.partition("::")[0]).resolve() for each in config.args}
+    return named <= {chapter.tests_path for chapter in manifest.chapters}
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"exercises: those of {config.stash[TARGET]}, {_whose(config)}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """After all that pytest prints: whose files were tested."""
+    yield
+    config = session.config
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or TARGET not in config.stash:
+        return
+    reports = [report for each in terminal.stats.values() for report in each]
+    ids = [each.nodeid for each in reports if isinstance(each, pytest.TestReport)]
+    tests = dict.fromkeys(config.rootpath / each.partition("::")[0] for each in ids)
+    files = [p.file for path in tests for p in config.stash[EXAM].papers_for(path)]
+    if files:
+        shown = (
+            files[0] if len(files) == 1 else f"{len(files)} files of {files[0].parent}"
+        )
+        words = f"tested: {shown}, {_whose(config)}"
+        terminal.write_line(words.replace(f"{load().chapters[0].root}/", ""))
+
+
+def _whose(config: pytest.Config) -> str:
+    ways = {
+        "solutions": "not yours (to test yours: --exercises)",
+        "exercises": "yours (to test the solutions: --target solutions)",
+    }
+    return ways.get(config.stash[TARGET], "as --target says")
 
 
 def _in_process(config: pytest.Config) -> bool:
@@ -175,10 +221,15 @@ def pytest_runtest_makereport(
 ) -> Iterator[Any]:
     """Plain pytest shows what course grade would: history, expected, got."""
     report = yield
-    error = call.excinfo.value if call.excinfo else None
+    error, target = (
+        call.excinfo and call.excinfo.value,
+        item.config.stash.get(TARGET, ""),
+    )
+    if error is None or not target:  # course grade lays it out itself
+        return report
     debugging = _in_process(item.config)  # then the learner's own frames are wanted
-    if error and (isinstance(error, CheckFailed) or "learner" in vars(error)):
-        conversation = item.stash.get(CONVERSATION, None)
-        if isinstance(error, CheckFailed) or not debugging:
-            report.longrepr = as_text(failure_of(item, error, conversation))
+    learner_raised = "learner" in vars(error) and not debugging
+    if isinstance(error, CheckFailed) or learner_raised:
+        failure = failure_of(item, error, item.stash.get(CONVERSATION, None))
+        report.longrepr = as_text(failure, item, target)
     return report

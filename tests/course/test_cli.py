@@ -457,7 +457,7 @@ def test_none_where_a_value_is_declared_asks_for_a_return(
 
 @pytest.mark.parametrize("width", range(20, 60))
 def test_a_command_is_never_broken_over_two_lines(width):
-    for command in ("course solution 4 --anyway", "course grade 4.1 --target a/b"):
+    for command in ("course solution 4 --anyway", "course grade 4.1 --target a-b/c-d"):
         lines = terminal._wrap(f"When all of it passes, {command} shows more", width)
         assert any(command in line for line in lines)
 

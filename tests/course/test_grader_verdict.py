@@ -5,10 +5,13 @@ How wrong and hostile answers fare is held by test_grader_attacks and test_answe
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tiny_exercise import answer, write_course
@@ -16,6 +19,7 @@ from tiny_exercise import answer, write_course
 from course.grader import GraderError, grade, grade_variants, warm
 from course.grader.grading import grade_papers
 from course.grader.paper import paper_in
+from course.grader.plugin import _names_exercises
 from course.grader.report import ExerciseResult
 from course.manifest import ROOT, load
 from course.progress import Progress
@@ -515,10 +519,41 @@ def test_plain_pytest_tests_solutions_or_a_target_with_or_without_a_worker(
     chapter = load().chapter("00")
     wrong = make_stub(chapter.solution_path.read_text(), chapter.solution_path.name)
     wrong = wrong.replace("NotImplementedError(", "RuntimeError('told by pytest' or ")
-    (tmp_path / chapter.exercise_path.name).write_text(wrong)
-    assert run_pytest().returncode == 0
-    assert run_pytest("--in-process").returncode == 0
+    file = tmp_path / chapter.exercise_path.name
+    file.write_text(wrong)
     for extra in ((), ("--in-process",)):
+        assert run_pytest("--target", "solutions", *extra).returncode == 0
         run = run_pytest("--target", str(tmp_path), *extra)
         assert run.returncode == 1
         assert "told by pytest" in run.stdout
+        assert re.search(rf"{file.name}:\d+", "".join(run.stdout.split()))
+        next_step = f"  course grade 0.1 --target {tmp_path}\n"
+        assert (next_step in run.stdout) == (not extra)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tested"),
+    [
+        ((), "exercises/ex00_start_here.py, yours (to test the solutions: --target"),
+        (("--target", "solutions"), "solutions/ex00_start_here.py, not yours (to test"),
+    ],
+)
+def test_first_and_last_line_say_whose_file_was_tested(arguments, tested) -> None:
+    lines = run_pytest("-v", *arguments).stdout.splitlines()
+    assert lines[-1].startswith(f"tested: {tested}")
+    folder = tested.partition("/")[0]
+    assert any(line.startswith(f"exercises: those of {folder}, ") for line in lines)
+
+
+def test_who_names_test_files_of_exercises_alone_tests_their_own() -> None:
+    four, five = (str(load().chapter(n).tests_path) for n in (4, 5))
+    place = SimpleNamespace(dir=ROOT / "tests")
+
+    def tests_their_own(*arguments: str) -> bool:
+        config = SimpleNamespace(args=arguments, invocation_params=place)
+        return _names_exercises(cast(pytest.Config, config), load())
+
+    assert tests_their_own(four) and tests_their_own(four, f"{five}::test_x[1]")
+    assert tests_their_own("exercises/test_ex04_free_list.py::test_x")
+    assert not tests_their_own("tests") and not tests_their_own("exercises")
+    assert not tests_their_own(four, "test_allocator.py")
