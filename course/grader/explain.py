@@ -11,7 +11,7 @@ from course.grader.failures import (
     is_unsolved,
     task_of_stub,
 )
-from course.grader.report import UNSOLVED, Failure
+from course.grader.report import NO_ERROR, UNSOLVED, Failure
 from course.manifest import load
 
 
@@ -31,7 +31,7 @@ def failure_of(
         claim, expected, got = error.claim or claim, error.expected, error.got
         where = error.location
     elif isinstance(learner, LearnerError) and not is_unsolved(error):
-        expected, got = "no error", f"{learner.name}: {learner.text}"
+        expected, got = NO_ERROR, f"{learner.name}: {learner.text}"
         message = f"{learner.call} raised it"
         message += f" here: {learner.line}" if learner.line else ""
     if flaky:
@@ -96,5 +96,5 @@ def as_text(failure: Failure) -> str:
     if failure.expected or failure.got:
         lines += [f"expected  {failure.expected}", f"got       {failure.got}"]
     if failure.printed:
-        lines += ["printed:", failure.printed]
+        lines += ["printed:", *failure.printed_end]
     return "\n".join(lines)
