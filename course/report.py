@@ -18,8 +18,6 @@ STYLES = {
     "not verified": "yellow",
     "not solved yet": "dim",
 }
-# The last lines are the ones that say where a program stopped.
-PRINTED_LINES = 8
 SOURCE_CHARS = 60  # of a line that is not Python
 
 
@@ -67,17 +65,24 @@ class Reading:
         self.failures([t for t in tasks if t.failure and not is_unsolved(t)])
 
     def failures(self, tasks: list["TaskResult"]) -> None:
-        """A box for each; but one line where an error at a line of the file repeats."""
+        """A box for each; but one line where the same error repeats.
+
+        The same is an error at one line of the file, or one kind of value that no test
+        can take.
+        """
+        from course.grader.report import PLAIN
+
         known: dict[tuple[str, str], str] = {}  # place and error -> the first task
         repeated: list[str] = []
         for task in tasks:
             failure = task.failure
             assert failure is not None, "only tasks with a failure are told"
-            where = failure.location or ""
+            where = failure.location or (PLAIN if failure.expected == PLAIN else "")
             error = where, failure.got.partition(":")[0]
             if where and error in known:
-                line = where.rpartition(":")[2]
-                same = f"the same error as {known[error]} (line {line})"
+                same = f"the same error as {known[error]}"
+                if failure.location:
+                    same += f" (line {where.rpartition(':')[2]})"
                 repeated.append(f"{task.id} {task.title}: {same}")
                 continue
             known[error] = task.id
@@ -163,11 +168,10 @@ class Reading:
 
 
 def _printed(text: str) -> list[Field]:
-    lines = text.strip("\n").split("\n")
-    if lines == [""]:
-        return []
-    more = ["…"] if len(lines) > PRINTED_LINES else []
-    return [("printed", "\n".join(more + lines[-PRINTED_LINES:]))]
+    from course.grader.report import end_of
+
+    lines = end_of(text)
+    return [("printed", "\n".join(lines))] if lines else []
 
 
 def next_command(task_id: str, target: str = "") -> str:

@@ -95,7 +95,7 @@ def expect_raises(  # noqa: RET503 (fail() does not return)
     **kwargs: object,
 ) -> str:
     """Claim that a call raises error_type (or a subclass); the error's message."""
-    expected = error_type.__name__
+    expected = f"the call raises {error_type.__name__}"
     try:
         if isinstance(call, Callable):  # no matter what it returns instead
             result = call._link.call(call, args, kwargs, checked=False)
@@ -106,13 +106,13 @@ def expect_raises(  # noqa: RET503 (fail() does not return)
         if learner is None or is_unsolved(error):
             raise  # a bug of the test, or a task that is not solved yet
         if isinstance(error, error_type) and learner.changed:
-            fail_change(f"{learner.call}, which raises {expected},", learner.changed)
+            fail_change(f"{learner.call}, an error,", learner.changed)
         if isinstance(error, error_type):
             return learner.text
         got, location = f"{learner.name}: {learner.text}", learner.location
     else:
         location = None
-        got = f"no error; it returned {shown(result)}"
+        got = f"it returned {shown(result)}, without an error"
     fail(claim, expected=expected, got=got, location=location)
 
 

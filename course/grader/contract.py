@@ -77,7 +77,7 @@ class Declared:
                 where = place + where
                 at = f"in {where or 'it'}" if isinstance(value, set) else f"at {where}"
                 kind = declared.text or declared.name
-                told = f"the {shown(item, 60)} {at} is no {kind}"
+                told = f"the {shown(item, 60)} {at} is no {kind}{advice_for(item)}"
                 return declared.misfit(item, where) or told
         return ""
 
@@ -96,6 +96,12 @@ class Declared:
             kinds = self.args if is_fixed else self.args * len(value)
             for place, (kind, item) in enumerate(zip(kinds, value, strict=False)):
                 yield f"[{place}]", kind, item
+
+
+def advice_for(value: object) -> str:
+    """How to make a plain number of a tensor that holds one."""
+    shape = getattr(value, "shape", None)
+    return ": write x.item() for x" if shape is not None and not len(shape) else ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from course.grader import codec
 from course.grader.codec import UnfitError
-from course.grader.contract import Contract, Declared, Member, read, unknown
+from course.grader.contract import Contract, Declared, Member, advice_for, read, unknown
 from course.grader.errors import GraderError
 from course.grader.exchange import Ending, Exchange, Line
 from course.grader.failures import fail
@@ -201,4 +201,4 @@ class Conversation:
 
 def _with_type(value: object) -> str:
     kind = value._member if isinstance(value, Handle) else type(value).__name__
-    return f"{shown(value)} ({kind})"
+    return f"{shown(value)} ({kind}){advice_for(value)}"

@@ -25,6 +25,7 @@ from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksE
 from course.grader.history import History
 from course.grader.limits import TooLateError
 from course.grader.replay import Replay, Reply
+from course.grader.report import PLAIN
 from course.grader.worker import EXIT_BROKEN, EXIT_NO_MEMORY
 
 Message = dict[str, Any]
@@ -102,11 +103,7 @@ class Exchange:
         if outcome == "changed":
             fail_change(text, body)
         if outcome == "unfit":
-            fail(
-                f"{text} returns what can be compared",
-                expected="plain Python types, tensors, or objects of given classes",
-                got=body,
-            )
+            fail(f"{text} returns what can be compared", expected=PLAIN, got=body)
         fail(message=f"{text} {body} instead of returning")
 
     def _outcome(  # noqa: RET503
@@ -122,6 +119,9 @@ class Exchange:
             return _read(reply, rest, handle or _no_objects)
         except TooLateError as error:
             reason = str(error)
+            if num_calls := self.hidden.num_calls:
+                reason += f" (Of {MAX_CALLBACKS:,} calls that it may make on what it "
+                reason += f"was given, it made {num_calls:,}.)"
             certain = False  # it may have ended, and a child have kept the line open
         except HungUpError:
             reason, certain = "", False
@@ -132,8 +132,8 @@ class Exchange:
         except TooMuchError as error:
             reason, certain = f"{error} and was ended", True
         except TooManyCallbacksError:
-            reason = f"made {MAX_CALLBACKS:,} calls on what it was given and was "
-            reason += "stopped: does a loop never end?"
+            reason = f"made more than {MAX_CALLBACKS:,} calls on what it was given, "
+            reason += "which is the limit, and was ended: does a loop never end?"
             certain = True
         except GraderError as error:
             self._lose(text, str(error))

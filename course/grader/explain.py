@@ -12,7 +12,7 @@ from course.grader.failures import (
     is_unsolved,
     task_of_stub,
 )
-from course.grader.report import UNSOLVED, Failure, TaskResult
+from course.grader.report import NO_ERROR, UNSOLVED, Failure, TaskResult
 from course.manifest import load
 from course.report import Reading
 from course.terminal import Out
@@ -34,7 +34,7 @@ def failure_of(
         claim, expected, got = error.claim or claim, error.expected, error.got
         where = error.location
     elif isinstance(learner, LearnerError) and not is_unsolved(error):
-        expected, got = "no error", f"{learner.name}: {learner.text}"
+        expected, got = NO_ERROR, f"{learner.name}: {learner.text}"
         message = f"{learner.call} raised it"
         message += f" here: {learner.line}" if learner.line else ""
     if flaky:

@@ -107,6 +107,10 @@ def to_grader(value: object) -> Any:
 
 def words_for_type(kind: type) -> str:
     """What is wrong with an object of this type, where plain data is wanted."""
+    if kind.__module__ == "numpy":
+        plain = {"float": "float(x)", "bool": "bool(x)", "ndarr": "x.tolist()"}
+        advice = plain.get(kind.__name__[:5], "int(x)")
+        return f"a numpy.{kind.__name__}: write {advice} for x, to make it plain"
     plain = (bool, int, float, str, bytes, list, tuple, dict, set)
     for base in plain:
         if base in kind.__mro__:

@@ -68,7 +68,7 @@ class HiddenObjects:
 
         Else a loop that makes pools would fill the grader's memory, call after call.
         """
-        self._callbacks = 0
+        self.num_calls = 0  # of the learner's function, in this call of it
         self._size = 0
         for number in self._objects.keys() - self._kept:
             del self._numbers[id(self._objects.pop(number))]
@@ -96,8 +96,8 @@ class HiddenObjects:
 
     def answer(self, message: dict[str, Any], blobs: memoryview) -> Reply:
         """The reply to one callback; an error that it raises crosses by name."""
-        self._callbacks += 1
-        if self._callbacks > MAX_CALLBACKS:
+        self.num_calls += 1
+        if self.num_calls > MAX_CALLBACKS:
             raise TooManyCallbacksError
         reader = codec.Reader(blobs, lambda *wire: self.unwire(*wire, keep=False))
         try:

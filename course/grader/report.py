@@ -5,6 +5,11 @@ from typing import Any, Literal
 
 Status = Literal["passed", "failed", "not verified"]
 
+PRINTED_LINES = 3
+
+# What a failure expects, where a test was given an error or what it cannot compare.
+NO_ERROR = "the call returns without an error"
+PLAIN = "plain Python types, tensors, or objects of given classes"
 UNSOLVED = "not solved yet: "  # so begins the message of a stub that is still there
 
 
@@ -27,6 +32,15 @@ class Failure:
     def is_unsolved(self) -> bool:
         """Whether the task failed only because a stub is still there."""
         return self.message.startswith(UNSOLVED)
+
+
+def end_of(printed: str) -> list[str]:
+    """The last lines of what was printed, and how many others there were."""
+    lines = printed.strip("\n").split("\n")
+    if len(lines) > PRINTED_LINES:
+        left_out = len(lines) - PRINTED_LINES
+        lines = [f"… {left_out} lines more; remove the print", *lines[left_out:]]
+    return lines if lines != [""] else []
 
 
 @dataclass(frozen=True)

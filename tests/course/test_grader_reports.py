@@ -1,6 +1,7 @@
 """What a report tells of a failure, and in what order."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from course.grader.helpers.hunt import Hunted, expect_all_caught
 from course.grader.helpers.pools import Pool
 from course.grader.helpers.race import Call, Race
 from course.grader.history import INNER_FIRST, INNER_LAST, LAST, History
+from course.grader.report import ExerciseResult, TaskResult, end_of
 from course.grader.worker import EXIT_NO_MEMORY
 from course.report import Reading
 from course.terminal import Out
@@ -301,3 +303,48 @@ def test_a_race_that_no_order_explains_is_told_with_both() -> None:
 def test_a_hunt_in_which_all_is_found_passes() -> None:
     right, wrong = [Hunted("is right", None)], [Hunted("is wrong", "AssertionError")]
     expect_all_caught(None, "check", "pool", right, wrong)
+
+
+def failed_task(tmp_path: Path, allocate: str, **course: float) -> TaskResult:
+    root = write_course(tmp_path, **course)
+    file = root / "ex04_pool.py"
+    file.write_text(answer(allocate=allocate))
+    return grade(["4"], file, root=root).exercises[0].tasks[0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: len([])",
+        "sum(i for i in iter(int, 1))",
+        "__import__('threading').Event().wait()",
+    ],
+    ids=["python", "c", "lock"],
+)
+def test_an_endless_call_is_reported_with_the_line_where_it_was(
+    tmp_path: Path, code: str
+) -> None:
+    failure = failed_task(tmp_path, code, call_seconds=0.3).failure
+    assert failure is not None and failure.location is not None
+    assert "did not come back" in failure.message
+    assert failure.message.endswith(f"\nIt was at this line: {code}")
+    file, _, number = failure.location.rpartition(":")
+    assert Path(file).read_text().splitlines()[int(number) - 1].strip() == code
+
+
+def test_of_much_that_was_printed_three_lines_are_shown() -> None:
+    assert end_of("a\nb\nc\n") == ["a", "b", "c"]
+    assert end_of("") == []
+    many = "".join(f"{i}\n" for i in range(98))
+    assert end_of(many) == ["… 95 lines more; remove the print", "95", "96", "97"]
+
+
+def test_numbers_of_numpy_are_called_so_once(tmp_path: Path) -> None:
+    task = failed_task(tmp_path, "import numpy; return numpy.int64(1)")
+    assert task.failure is not None
+    assert task.failure.got == "a numpy.int64: write int(x) for x, to make it plain"
+    twice = tuple(replace(task, id=each) for each in ("4.1", "4.2"))
+    stream = io.StringIO()
+    result = ExerciseResult("ex04_pool", "ex04_pool.py", twice)
+    Reading(Out(stream), tmp_path).render(Report((result,)))
+    assert f"4.2 {task.title}: the same error as 4.1" in stream.getvalue()

@@ -607,8 +607,10 @@ def find_of(exercise, each):
         text = learner.text
         if learner.name == "AssertionError" and not text:
             text = "ids may come in any order: read them from block_ids"
-        where = f" (at {short(learner.location)}: {learner.line})"
-        return f"{learner.name}: {text}" + (where if learner.location else "")
+        where = ""
+        if learner.location:
+            where = f" (at {short(learner.location)}: {learner.line})"
+        return f"{learner.name}: {text}{where}"
     return None
 
 

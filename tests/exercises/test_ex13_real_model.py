@@ -20,6 +20,7 @@ from course.grader import (
 )
 from course.grader.failures import CheckFailed, fail, is_unsolved
 from course.grader.helpers.pools import Table, given_pool
+from course.grader.report import NO_ERROR
 from paged_attention.sharing import copy_on_write, fork
 
 # Imported while the warm process does the same. Without transformers no test here runs:
@@ -295,7 +296,7 @@ def work_of(stem):
     # Not in the handler: what led to this failure needs no second telling.
     here = f" here: {learner.line}" if learner.line else ""
     fail(
-        expected="no error",
+        expected=NO_ERROR,
         got=f"{learner.name}: {learner.text}",
         message=f"{learner.call} raised it{here}; {advice}",
         location=learner.location,

@@ -1,6 +1,7 @@
 """The table of a bug hunt: what was caught, and who accused. Runs in the grader."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from course.grader import rewrite_history
@@ -27,11 +28,14 @@ def expect_all_caught(
     raised = sum(each.found is not None for each in wrong)
     if not accused and raised == len(wrong):
         return
-    lines = []
+    rows: list[tuple[str, int, str]] = []
+    first: dict[str | None, int] = {}  # what was found -> the right one it accused
     for number, each in enumerate(right, 1):
-        told = f"ACCUSED, it {each.does}: {each.found}"
+        same = first.setdefault(each.found, number)
+        found = each.found if same == number else f"the same as right {same}"
+        told = f"ACCUSED, it {each.does}: {found}"
         verdict = "not accused" if each.found is None else told
-        lines.append(f"right {number}  {verdict}")
+        rows.append(("right", number, verdict))
     for number, each in enumerate(wrong, 1):
         if each.found is None:
             verdict = f"MISSED, {each.hint}" if each.hint else "MISSED"
@@ -39,8 +43,8 @@ def expect_all_caught(
             verdict = "raised, as for a right one: that proves nothing"
         else:
             verdict = f"caught: {each.does}"
-        lines.append(f"bug {number}".ljust(9) + verdict)
-    rewrite_history(exercise, lines)
+        rows.append(("bug", number, verdict))
+    rewrite_history(exercise, _grouped(rows))
     what = f"wrong {noun}s made it raise" if accused else "bugs caught"
     fail(
         f"{function} catches all bugs and accuses nothing that is right",
@@ -49,3 +53,11 @@ def expect_all_caught(
         got=f"{raised} of {len(wrong)} {what}, "
         f"{accused} of {len(right)} right ones accused",
     )
+
+
+def _grouped(rows: list[tuple[str, int, str]]) -> Iterator[str]:
+    """One line where several in a row have the same verdict."""
+    for (kind, verdict), group in groupby(rows, lambda row: (row[0], row[2])):
+        numbers = [number for _, number, _ in group]
+        last = f" … {numbers[-1]}" if len(numbers) > 1 else ""
+        yield f"{kind} {numbers[0]}{last}".ljust(8) + f" {verdict}"
