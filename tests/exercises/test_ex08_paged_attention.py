@@ -162,8 +162,8 @@ def shuffled(num_blocks: int, seed: int) -> list[int]:
     ids = list(range(1, num_blocks - 1))
     chance = random.Random(seed)
     chance.shuffle(ids)
-    while ids[-1] < ids[-2]:
-        chance.shuffle(ids)
+    if ids[-1] < ids[-2]:
+        ids[-1], ids[-2] = ids[-2], ids[-1]
     return ids
 
 
