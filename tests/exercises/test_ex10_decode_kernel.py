@@ -19,7 +19,7 @@ from course.grader.paged_batch import (
     NAN,
     Batch,
     equal_weights,
-    expect_attention,
+    expect_result,
     expect_weights,
     in_one_buffer,
     make_batch,
@@ -71,7 +71,7 @@ def check_walk(exercise, batch, claim, expected=None, backwards=False):
     got = walked(exercise, batch, backwards)
     if expected is None:
         expected = batch.oracle()[:, 0]
-    expect_attention(got, expected, claim, atol=batch.tolerance(expected))
+    expect_result(got, expected, claim, atol=batch.tolerance(expected))
 
 
 @task("10.1")
@@ -187,7 +187,7 @@ def check_one_head(exercise, batch, claim, expected=None, backwards=False):
     got = one_head_run(exercise, batch, backwards)
     if expected is None:
         expected = batch.oracle()[:, 0]
-    expect_attention(got, expected, claim, atol=batch.tolerance(expected))
+    expect_result(got, expected, claim, atol=batch.tolerance(expected))
 
 
 def check_holes(exercise, seq_lens, holes, claim, block_size=4, backwards=False):
@@ -352,7 +352,7 @@ def test_a_block_id_times_a_stride_passes_2_to_the_31(exercise):
     near = Batch(query[:, None], *rows[:, None, :, None], tables - tables[:, :1], lens)
     expected = near.oracle()[:, 0]
     claim = f"out: 5 tokens in block {FAR:,} of 128 x 128 numbers"
-    expect_attention(run.after(0), expected, claim, atol=near.tolerance(expected))
+    expect_result(run.after(0), expected, claim, atol=near.tolerance(expected))
 
 
 @task("10.2")
@@ -383,7 +383,7 @@ def check_grouped(exercise, batch, claim, expected=None, scale=None, backwards=F
     )
     if expected is None:
         expected = batch.oracle(scale)
-    expect_attention(run.value, expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.value, expected, claim, atol=batch.tolerance(expected))
 
 
 @task("10.3")
@@ -568,7 +568,7 @@ def test_a_far_block_is_found(exercise):
     near = Batch(query, *rows[:, None], tables - tables[:, :1], lens)
     expected = near.oracle()
     claim = f"5 tokens in block {FAR:,} of 16 x 8 x 128 numbers"
-    expect_attention(run.value, expected, claim, atol=near.tolerance(expected))
+    expect_result(run.value, expected, claim, atol=near.tolerance(expected))
 
 
 def compiled_grouped(exercise, dtype, **sizes):

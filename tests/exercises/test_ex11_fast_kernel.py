@@ -21,7 +21,7 @@ from course.grader.kernel_layout import is_unwritten
 from course.grader.paged_batch import (
     Batch,
     equal_weights,
-    expect_attention,
+    expect_result,
     expect_weights,
     in_one_buffer,
     make_batch,
@@ -89,9 +89,9 @@ def expect_whole(batch, part, lse, told):
     atol = batch.tolerance(expected)
     got = lse.double().logsumexp(dim=2)
     claim = f"{told}: lse of all splits together, as log of the sum of their exp"
-    expect_attention(got, total, claim, atol=5 * atol)
+    expect_result(got, total, claim, atol=5 * atol)
     claim = f"{told}: the parts, merged with the weights exp(lse)"
-    expect_attention(merged(part, lse), expected, claim, atol=atol)
+    expect_result(merged(part, lse), expected, claim, atol=atol)
 
 
 @task("11.1")
@@ -101,13 +101,13 @@ def test_one_split_is_the_whole(exercise):
     claim = "part of one split: 3 keys, a query of zeros, divided by the sum of weights"
     expect_weights(part[:, 0, 0], [equal_weights(range(3))], claim)
     claim = "lse of one split: 3 keys whose score is 0, so the natural logarithm of 3"
-    expect_attention(lse, torch.full((1, 2, 1), log(3)), claim, atol=1e-5)
+    expect_result(lse, torch.full((1, 2, 1), log(3)), claim, atol=1e-5)
     part, lse = splits_of(exercise, batch, 1)
     expected = batch.log_sum_exp().float()
     claim = "lse of one split: the logarithm of the sum of exp(score) over all keys"
-    expect_attention(lse[..., 0], expected, claim, atol=1e-5)
+    expect_result(lse[..., 0], expected, claim, atol=1e-5)
     claim = "part of one split: the attention over all keys, divided by its total"
-    expect_attention(part[:, :, 0], batch.oracle(), claim, atol=1e-5)
+    expect_result(part[:, :, 0], batch.oracle(), claim, atol=1e-5)
 
 
 def counts_of(exercise, seq_len, num_splits):
@@ -251,7 +251,7 @@ def check_merge(exercise, part, lse, claim, dtype=torch.float32, backwards=False
     run = kernel_run(exercise.merge_splits, out, part, lse, backwards=backwards)
     expected = merged(part, lse).to(dtype)
     atol = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    expect_attention(run.after(0), expected, claim, atol=atol)
+    expect_result(run.after(0), expected, claim, atol=atol)
 
 
 @task("11.1")
@@ -326,7 +326,7 @@ def check_whole(exercise, num_splits):
     run = kernel_run(exercise.attend_in_splits, *batch.arguments, num_splits=num_splits)
     claim = f"33, 0 and 3 keys in {num_splits} splits"
     expected = batch.oracle()
-    expect_attention(run.value, expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.value, expected, claim, atol=batch.tolerance(expected))
 
 
 @task("11.1")
@@ -486,7 +486,7 @@ def check_wide(exercise, head_dim):
     run = kernel_run(exercise.attend_wide, out, *batch.arguments)
     expected = batch.oracle()
     claim = f"out: 40, 0 and 3 tokens, heads of {head_dim} numbers"
-    expect_attention(run.after(0), expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.after(0), expected, claim, atol=batch.tolerance(expected))
 
 
 @task("11.3")
@@ -502,7 +502,7 @@ def test_the_wide_kernel_sums_in_float32(exercise):
     claim = "out: query and key are 40 in float16, their products 102,400, which passes "
     claim += "65,504: as attend_narrow, the mean of the values"
     expected = mean.expand(1, 2, 64).half()
-    expect_attention(run.after(0), expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.after(0), expected, claim, atol=batch.tolerance(expected))
 
 
 @task("11.3")
@@ -516,7 +516,7 @@ def test_keys_and_values_have_strides_of_their_own(exercise):
     run = kernel_run(exercise.attend_wide, out, *batch.arguments)
     expected = batch.oracle()
     claim = "out: values with gaps between slots and blocks, keys with heads first"
-    expect_attention(run.after(0), expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.after(0), expected, claim, atol=batch.tolerance(expected))
 
 
 @task("11.3")
