@@ -81,8 +81,9 @@ help to fit may get it here; but the work must be done by the code in your file,
 package's own parts are refused.
 
 An engine with your part serves a small model with random weights: many requests at
-once, in blocks of 4; with and without a prefix cache; several answers to one prompt,
-and beams; in a pool so small that some of them have to leave and come back. It must
+once, in blocks of 4; with and without a prefix cache, and a sliding window; several
+answers to one prompt, and beams; in a pool so small that some of them have to leave and
+come back. It must
 make the same tokens, one after the other, as it makes with the package's part, and the
 pool must be full again at the end.
 
@@ -127,4 +128,4 @@ def my_scheduler() -> dict[str, Any]:
     raise NotImplementedError("exercise 13.6: the scheduler of exercise 12")
 
 
-# pristine stub, sha256 of the lines above: 5104e8b37ad0459d
+# pristine stub, sha256 of the lines above: ebe9760ad5a26bfa

@@ -168,7 +168,8 @@ def _expect_close_tensors(
 def _told_apart(expected: float, got: float) -> tuple[str, str]:
     """Both numbers with 4 digits, or with all of them if it takes those to differ."""
     wanted, came = rounded(expected), rounded(got)
-    return (repr(expected), repr(got)) if wanted == came else (wanted, came)
+    alike = float(wanted) == float(came)  # 2001 and 2001.0 are the same to a reader
+    return (repr(expected), repr(got)) if alike else (wanted, came)
 
 
 def same(got: Any, expected: Any) -> bool:

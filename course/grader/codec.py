@@ -90,7 +90,8 @@ def _encode_tensor(tensor: Any, blobs: list[bytes]) -> dict[str, Any]:
         raise UnfitError(f"a tensor of {tensor.dtype}, {tensor.layout}")
     if tensor.numel() * DTYPES[name] > MAX_BLOBS:
         raise UnfitError(f"a tensor of shape {list(tensor.shape)}: over 64 MiB")
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # Of one number the stride may be anything, also in what is called contiguous.
+    flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
     data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     blobs.append(data)
     return {"tensor": [name, list(tensor.shape)]}

@@ -26,6 +26,10 @@ def shown(value: Any, limit: int = MAX_VALUE) -> str:
         kind = str(value.dtype).removeprefix("torch.")
         text = f"tensor {kind} {list(value.shape)}"
         return f"{text} {rounded(value.tolist())}" if value.numel() <= 8 else text
+    if type(value) is tuple and torch is not None:
+        parts = [shown(part, limit) for part in value]
+        if any(isinstance(part, torch.Tensor) for part in value):
+            return f"({', '.join(parts)})"
     if type(value) in (list, tuple, set) and len(value) > 40:
         some = ", ".join(shown(item, 30) for item in list(value)[:8])
         return f"{type(value).__name__} of {len(value)}: {some}, …"

@@ -7,6 +7,33 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# A NaN that no calculation gives: where it is left, nothing was stored. Per dtype: the
+# integer of its size, and the bits.
+_UNWRITTEN = {
+    "float32": ("int32", 0x7FC0DEAD),
+    "float16": ("int16", 0x7E5A),
+    "bfloat16": ("int16", 0x7FDA),
+}
+
+
+def mark_unwritten(tensor: Any) -> Any:
+    """Fill a tensor of a floating-point type with it; gives the tensor."""
+    import torch
+
+    kind, bits = _UNWRITTEN[str(tensor.dtype).removeprefix("torch.")]
+    tensor.view(getattr(torch, kind)).fill_(bits)
+    return tensor
+
+
+def is_unwritten(tensor: Any) -> Any:
+    """Which elements are as mark_unwritten left them."""
+    import torch
+
+    kind, bits = _UNWRITTEN.get(str(tensor.dtype).removeprefix("torch."), ("uint8", -1))
+    if bits < 0:
+        return torch.zeros(tensor.shape, dtype=torch.bool)
+    return tensor.contiguous().view(getattr(torch, kind)) == bits
+
 
 class Huge:
     """A tensor so large that it isn't sent: zeros, except for some of its rows.

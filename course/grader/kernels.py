@@ -10,6 +10,7 @@ a kernel, to leave alone what lies beside its tensors, and to access nothing els
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def kernel_run(
     layout = Layout()
     sent = [layout.send(arg, i) for i, arg in enumerate(args)]
     named = {name: layout.send(arg, name) for name, arg in kwargs.items()}
-    told = _told(launcher._label, args, kwargs)
+    told = _told(launcher, args, kwargs)
     if backwards:
         told += "   (programs in reverse order)"
     reply = link.helper(
@@ -134,7 +135,7 @@ def compiled(
     layout = Layout()
     sent = [layout.send(arg, i) for i, arg in enumerate(args)]
     named = {name: layout.send(arg, name) for name, arg in kwargs.items()}
-    told = _told(launcher._label, args, kwargs)
+    told = _told(launcher, args, kwargs)
     message = (launcher, layout.storages, sent, named, target, aligned)
     reply = link.helper(f"{HELPERS}:compile_launches", message, f"{told}   ({target})")
     if "error" in reply:
@@ -157,9 +158,15 @@ def compiled(
     return made
 
 
-def _told(label: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """The call, with the strides of tensors that are views of a wider one."""
-    parts = [_with_strides(arg) for arg in args]
+def _told(launcher: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """The call by argument names, with the strides of views of a wider tensor."""
+    label = launcher._label
+    function = read(launcher._link.source).functions.get(label)
+    names = [each.arg for each in function.args.args] if function else []
+    parts = [
+        f"{name}={_with_strides(arg)}" if name else _with_strides(arg)
+        for name, arg in zip_longest(names[: len(args)], args)
+    ]
     parts += [f"{name}={_with_strides(arg)}" for name, arg in kwargs.items()]
     return f"{label}({', '.join(parts)})"
 

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course.grader.claims import expect_close
+from course.grader.failures import CheckFailed, fail
+from course.grader.history import rounded
+from course.grader.kernel_layout import is_unwritten, mark_unwritten
 from paged_attention import reference
 
 NAN = float("nan")
@@ -102,6 +106,90 @@ class Batch:
                 cache.fill_(number)
             parts[name] = cache
         return replace(self, **parts)
+
+    def showing_weights(self) -> "Batch":
+        """Queries of zeros, and the values of name_tokens; nothing is NaN."""
+        value = name_tokens(self.value_cache, self.block_tables, self.seq_lens)
+        key = self.key_cache.nan_to_num(0.0)
+        return self.filled(query=0.0).but(key_cache=key, value_cache=value)
+
+
+def name_tokens(value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> Tensor:
+    """Values by which a result tells the weight that each token has in it.
+
+    The value of token i of a sequence is 1 at number i and 0 elsewhere. What is no
+    token has its 1 at the last number.
+    """
+    block_size = value_cache.shape[1]
+    value = torch.zeros_like(value_cache)
+    value[..., -1] = 1.0
+    for table, seq_len in zip(block_tables.tolist(), seq_lens.tolist(), strict=True):
+        for i in range(seq_len):
+            if (block_id := table[i // block_size]) >= 0:
+                value[block_id, i % block_size] = 0.0
+                value[block_id, i % block_size, :, i] = 1.0
+    return value
+
+
+def equal_weights(tokens: Sequence[int]) -> list[float]:
+    """The weights of tokens 0, 1, …, if these have all of it in equal parts."""
+    return [(i in tokens) / len(tokens) for i in range(max(tokens, default=-1) + 1)]
+
+
+def expect_weights(got: Tensor, rows: Sequence[Sequence[float]], claim: str) -> None:
+    """got [num_rows, head_dim] of values from name_tokens: row i has these weights."""
+    last = max(map(len, rows))
+    for i, weights in enumerate(rows):
+        expected = torch.zeros(got.shape[1:])
+        expected[: len(weights)] = torch.tensor(weights)
+        if not torch.allclose(got[i].float(), expected, rtol=0, atol=1e-3):
+            fail(
+                f"{claim}; the value of token i is 1 at number i, so the result is the "
+                "weight of each token",
+                expected=_weights(expected, last, i),
+                got=_weights(got[i], last, i),
+                message=likely_cause(got[i], expected),
+            )
+
+
+def _weights(row: Tensor, last: int, number: int) -> str:
+    weights = [round(weight, 3) for weight in row.tolist()]
+    told = f"{rounded(weights[:last])} in row {number}"
+    return f"{told}, and {rounded(weights[-1])} for slots that hold no token"
+
+
+def likely_cause(got: Tensor, expected: Tensor) -> str:
+    """Why a result is NaN, or 0, where it should not be; "" for other numbers."""
+    nan = got.isnan() & ~expected.isnan()
+    if (is_unwritten(got) & nan).any():
+        return "no program stored anything to these elements"
+    if nan.any() and (expected[nan.any(dim=-1)] == 0).all():
+        return "without any token a division of 0 by 0, or -inf - (-inf), gives NaN"
+    if nan.any():
+        return (
+            "NaN comes from a slot that holds no token (was entry -1 used, or a slot "
+            "after the last token? a weight of 0 times NaN is NaN), or from inf - inf "
+            "(exp of 89 is infinite in float32, 65,520 in float16)"
+        )
+    wrong = got.double() != expected.double()
+    if wrong.any() and (got[wrong] == 0).all():
+        return "0.0: no token arrived here (are all masked, or was a copy written?)"
+    return ""
+
+
+def expect_result(got: Tensor, expected: Tensor, claim: str, *, atol: float) -> None:
+    """expect_close, with the likely cause of a NaN."""
+    try:
+        expect_close(got, expected, claim, atol=atol)
+    except CheckFailed as error:
+        if isinstance(got, Tensor) and got.shape == expected.shape:
+            error.message = likely_cause(got, expected)
+        raise
+
+
+def unwritten(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """NaN that can be told from any that was stored."""
+    return mark_unwritten(torch.empty(shape, dtype=dtype))
 
 
 def make_batch(

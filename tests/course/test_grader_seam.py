@@ -89,6 +89,7 @@ def test_plain_values_cross_unchanged_and_with_their_types(value: object) -> Non
         torch.tensor([[True], [False]]),
         torch.tensor([1.0, math.nan, math.inf], dtype=torch.bfloat16),
         torch.ones(2, requires_grad=True),
+        torch.tensor(3.5).expand(1, 1),  # strides of 0
     ],
 )
 def test_tensors_cross_with_dtype_shape_and_values(tensor: torch.Tensor) -> None:

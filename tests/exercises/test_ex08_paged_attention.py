@@ -22,6 +22,14 @@ from course.grader import (
     task,
 )
 
+from course.grader.failures import CheckFailed
+from course.grader.paged_batch import (
+    equal_weights,
+    expect_result,
+    expect_weights,
+    name_tokens,
+)
+
 HELPERS = "course.grader.helpers.ex08"
 INF, NAN = float("inf"), float("nan")
 LAYOUTS = ["one buffer", "heads first", "last axis"]
@@ -100,6 +108,31 @@ class Batch:
             ]
         )
 
+    def showing_weights(self) -> "Batch":
+        """Queries of zeros, and values by which a result tells whom it has seen."""
+        for query in self.queries:
+            query.zero_()
+        self.key_cache.nan_to_num_(0.0)
+        self.value_cache = name_tokens(
+            self.value_cache, self.block_tables, self.seq_lens
+        )
+        return self
+
+    def weights(self) -> list[list[float]]:
+        """Of each row of the result, then."""
+        rows = []
+        for query, key in zip(self.queries, self.keys, strict=True):
+            for stop in range(len(key) - len(query) + 1, len(key) + 1):
+                first = max(0, stop - self.window) if self.window else 0
+                rows.append(equal_weights(range(first, stop)) if len(key) else [])
+        return rows
+
+    def expect_weights(self, exercise, claim: str, **options) -> None:
+        """attend_over_blocks gives each row these weights."""
+        arguments = self.showing_weights().arguments()
+        got = exercise.attend_over_blocks(*arguments, **options)
+        expect_weights(got[:, 0], self.weights(), f"{claim}, queries of zeros")
+
     def expect_all(self, exercise, claim: str, **options) -> None:
         """attend_over_blocks gives the answer for all rows."""
         options.setdefault("query_start_loc", self.query_start_loc)
@@ -162,8 +195,8 @@ def shuffled(num_blocks: int, seed: int) -> list[int]:
     ids = list(range(1, num_blocks - 1))
     chance = random.Random(seed)
     chance.shuffle(ids)
-    while ids[-1] < ids[-2]:
-        chance.shuffle(ids)
+    if ids[-1] < ids[-2]:
+        ids[-1], ids[-2] = ids[-2], ids[-1]
     return ids
 
 
@@ -189,7 +222,7 @@ def expect_attention(
     """got is the answer, in the dtype of the queries and as exact as that allows."""
     dtype = (like if isinstance(like, Tensor) else like[0]).dtype
     largest = max(1.0, answer.abs().max().item()) if answer.numel() else 1.0
-    expect_close(got, answer.to(dtype), claim, atol=TOLERANCE[dtype] * largest)
+    expect_result(got, answer.to(dtype), claim, atol=TOLERANCE[dtype] * largest)
 
 
 def expect_decode(exercise, function, batch: Batch, claim: str) -> None:
@@ -226,6 +259,19 @@ def each(exercise, cases):
 
 
 @task("8.1")
+def test_equal_scores_give_the_mean_of_the_tokens_and_of_nothing_else(exercise):
+    for seq_len in each(exercise, [2, 3, 4, 6, 7]):
+        check_weights(exercise, exercise.gather_and_attend, seq_len)
+
+
+def check_weights(exercise, function, seq_len: int) -> None:
+    batch = one_sequence(seq_len, num_heads=1, num_kv_heads=1, head_dim=8)
+    got = function(*batch.showing_weights().one(decode=True))
+    claim = f"{seq_len} tokens in blocks of 3, a query of zeros"
+    expect_weights(got, batch.weights(), claim)
+
+
+@task("8.1")
 def test_over_one_token_the_result_is_its_value(exercise):
     batch = one_sequence(1)
     claim = "one token: the result is its value (all other slots of the pools hold NaN)"
@@ -234,31 +280,21 @@ def test_over_one_token_the_result_is_its_value(exercise):
 
 
 @task("8.1")
-def test_equal_scores_give_the_mean_of_the_tokens_and_of_nothing_else(exercise):
-    for seq_len in (2, 3, 4, 6, 7):
-        batch = one_sequence(seq_len)
-        batch.queries[0].zero_()
-        claim = (
-            f"a query of zeros: the mean of {seq_len} values, in blocks of 3 "
-            "(all other slots hold NaN)"
-        )
-        expect_decode(exercise, exercise.gather_and_attend, batch, claim)
-
-
-@task("8.1")
 def test_products_are_scaled(exercise):
-    # head_dim 4: products 2 ln 3 and 0, halved; so the weights are 3/4 and 1/4.
-    batch = one_sequence(2, num_heads=1, num_kv_heads=1, head_dim=4)
-    block_id = int(batch.block_tables[0, 0])
-    batch.queries[0].fill_(1.0)
-    batch.key_cache[block_id, 0], batch.key_cache[block_id, 1] = math.log(3) / 2, 0.0
-    batch.value_cache[block_id, 0], batch.value_cache[block_id, 1] = 8.0, 0.0
-    got = exercise.gather_and_attend(*batch.one(decode=True))
-    claim = (
-        "head_dim 4: query · key is 2 ln 3 and 0, the scores are ln 3 and 0, the "
-        "weights 3/4 and 1/4; of the values 8 and 0 that makes 6"
-    )
-    expect_close(got, torch.full((1, 4), 6.0), claim, atol=1e-5)
+    for head_dim in each(exercise, [4, 5]):
+        batch = one_sequence(2, num_heads=1, num_kv_heads=1, head_dim=head_dim)
+        block_id = int(batch.block_tables[0, 0])
+        batch.queries[0].fill_(1.0)
+        batch.key_cache[block_id, 0] = math.log(3) * head_dim**-0.5
+        batch.key_cache[block_id, 1] = 0.0
+        batch.value_cache[block_id, 0], batch.value_cache[block_id, 1] = 8.0, 0.0
+        got = exercise.gather_and_attend(*batch.one(decode=True))
+        claim = (
+            f"head_dim {head_dim}: query · key is {head_dim} ** 0.5 * ln 3 and 0, the "
+            "scores are ln 3 and 0, the weights 3/4 and 1/4; of the values 8 and 0 "
+            "that makes 6"
+        )
+        expect_close(got, torch.full((1, head_dim), 6.0), claim, atol=1e-5)
 
 
 @task("8.1")
@@ -283,7 +319,9 @@ def test_entries_that_no_token_needs_may_name_any_block(exercise):
     for seq_len in (7, 9):
         batch = one_sequence(seq_len)
         used = batch.block_tables[0, :3].tolist()
-        for tail in ([], [-1], [10**6], [used[0], used[1], -1, -1]):
+        for tail in each(
+            exercise, [[], [-1], [10**6], [used[0], used[1], -1, -1]]
+        ):
             row = torch.tensor([*used, *tail], dtype=torch.int32)
             arguments = batch.one(decode=True)
             arguments[3] = row
@@ -296,7 +334,7 @@ def test_entries_that_no_token_needs_may_name_any_block(exercise):
 @task("8.1")
 def test_block_0_is_a_block_like_any_other(exercise):
     batch = with_block_0(one_sequence(7))
-    expect_decode(exercise, exercise.gather_and_attend, batch, "tokens in block 0")
+    expect_decode(exercise, exercise.gather_and_attend, batch, "the first tokens are in block 0, a block like any other")
 
 
 @task("8.1")
@@ -376,8 +414,17 @@ def lse_of(query: Tensor, key: Tensor) -> Tensor:
 
 
 def expect_part(got, out: Tensor, lse: Tensor, claim: str, atol: float = 1e-5) -> None:
-    expect_close(got[0], out.float(), f"{claim}: out", atol=atol)
-    expect_close(got[1], lse.float(), f"{claim}: lse", atol=atol)
+    for i, (name, expected) in enumerate([("out", out), ("lse", lse)]):
+        try:
+            expect_close(got[i], expected.float(), f"{claim}: {name}", atol=atol)
+        except CheckFailed as error:
+            is_nan = got[i].isnan()
+            if is_nan.shape == expected.shape and (is_nan & ~expected.isnan()).any():
+                error.message = (
+                    "NaN comes from inf - inf (exp of 89 is infinite; of two parts "
+                    "without keys both lse are -inf), from 0 / 0, or from 0 * NaN"
+                )
+            raise
 
 
 @task("8.2")
@@ -388,6 +435,20 @@ def test_a_part_of_one_key(exercise):
     got = exercise.attend_part(query, key, value)
     claim = "head_dim 4, one key, query · key is 6: the score is 3, and so is lse"
     expect_part(got, value[0], torch.tensor([3.0]), claim)
+
+
+@task("8.2")
+def test_a_part_weighs_its_keys_by_the_exponential_of_their_scores(exercise):
+    key, value = torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)
+    for i, score in enumerate((0.0, math.log(2), math.log(5))):
+        key[i, 0, 0], value[i, 0, i] = score, 1.0
+    got = exercise.attend_part(torch.tensor([[2.0, 0.0, 0.0, 0.0]]), key, value)
+    claim = (
+        "scores 0, ln 2 and ln 5: exp is 1, 2 and 5, the sum 8, and value i is 1 at "
+        "number i"
+    )
+    out = torch.tensor([[0.125, 0.25, 0.625, 0.0]])
+    expect_part(got, out, torch.tensor([math.log(8)]), claim)
 
 
 @task("8.2")
@@ -489,7 +550,7 @@ def test_each_head_has_shares_of_its_own(exercise):
 def test_a_part_without_keys_changes_nothing(exercise):
     out, lse = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, -70.0])
     none = torch.full((2,), -INF)
-    for garbage in (0.0, 9.0, INF, NAN):
+    for garbage in each(exercise, [0.0, 9.0, INF, NAN]):
         nothing = torch.full((2, 2), garbage)
         claim = f"the second part had no keys; its out is {garbage}"
         expect_part(exercise.merge_parts(out, lse, nothing, none), out, lse, claim)
@@ -530,23 +591,17 @@ def test_merging_far_from_zero(exercise):
 
 
 @task("8.3")
+def test_in_place_equal_scores_give_the_mean(exercise):
+    for seq_len in each(exercise, [3, 4, 6, 7]):
+        check_weights(exercise, exercise.attend_in_place, seq_len)
+
+
+@task("8.3")
 def test_in_place_over_one_token(exercise):
     batch = one_sequence(1)
     claim = "one token: the result is its value (all other slots of the pools hold NaN)"
     got = exercise.attend_in_place(*batch.one(decode=True))
     expect_attention(got, batch.values[0][0], batch.queries, claim)
-
-
-@task("8.3")
-def test_in_place_equal_scores_give_the_mean(exercise):
-    for seq_len in (3, 4, 6, 8):
-        batch = one_sequence(seq_len)
-        batch.queries[0].zero_()
-        claim = (
-            f"a query of zeros: the mean of {seq_len} values, in blocks of 3 "
-            "(all other slots hold NaN)"
-        )
-        expect_decode(exercise, exercise.attend_in_place, batch, claim)
 
 
 @task("8.3")
@@ -656,10 +711,29 @@ def test_nothing_larger_than_a_block_is_made(exercise):
 @task("8.3")
 def test_block_0_is_read_like_any_other(exercise):
     batch = with_block_0(one_sequence(7))
-    expect_decode(exercise, exercise.attend_in_place, batch, "tokens in block 0")
+    expect_decode(exercise, exercise.attend_in_place, batch, "the first tokens are in block 0, a block like any other")
 
 
 # 8.4
+
+
+@task("8.4")
+def test_without_history_each_token_sees_those_up_to_itself(exercise):
+    check_mask(exercise, 3, 3)
+
+
+@task("8.4")
+def test_over_history_each_token_sees_it_and_those_up_to_itself(exercise):
+    for seq_len, query_len in each(exercise, [(6, 2), (7, 1)]):
+        check_mask(exercise, seq_len, query_len)
+
+
+def check_mask(exercise, seq_len: int, query_len: int) -> None:
+    batch = one_sequence(seq_len, query_len, num_heads=1, num_kv_heads=1, head_dim=8)
+    got = exercise.attend_chunk(*batch.showing_weights().one())
+    context = f"after {seq_len - query_len} others" if seq_len > query_len else "alone"
+    claim = f"{query_len} new tokens {context}, queries of zeros"
+    expect_weights(got[:, 0], batch.weights(), claim)
 
 
 @task("8.4")
@@ -667,28 +741,6 @@ def test_a_chunk_of_one_token_is_a_step_of_decode(exercise):
     expect_chunk(exercise, one_sequence(1, 1), "one token, which sees itself")
     claim = "one new token over a context of 6: it sees all 7"
     expect_chunk(exercise, one_sequence(7, 1), claim)
-
-
-@task("8.4")
-def test_without_history_each_token_sees_those_up_to_itself(exercise):
-    batch = one_sequence(3, 3)
-    batch.queries[0].zero_()
-    claim = (
-        "three new tokens and no others, queries of zeros: the first row is value 0, "
-        "the second the mean of two values, the third the mean of three"
-    )
-    expect_chunk(exercise, batch, claim)
-
-
-@task("8.4")
-def test_over_history_each_token_sees_it_and_those_up_to_itself(exercise):
-    batch = one_sequence(6, 2)
-    batch.queries[0].zero_()
-    claim = (
-        "two new tokens over a context of 4, queries of zeros: the first row is the "
-        "mean of 5 values, the second the mean of 6"
-    )
-    expect_chunk(exercise, batch, claim)
 
 
 @task("8.4")
@@ -753,10 +805,37 @@ def test_chunks_of_16_bit_numbers(exercise):
 
 
 @task("8.5")
+def test_each_row_weighs_the_tokens_that_it_sees(exercise):
+    sizes = {"num_heads": 1, "num_kv_heads": 1, "head_dim": 8, "block_size": 2}
+    for query_lens, window in each(
+        exercise, [([1, 1], None), ([2, 3], None), ([1, 1], 3), ([2, 3], 3)]
+    ):
+        batch = make_batch([5, 3], query_lens, window=window, **sizes)
+        claim = f"new tokens {query_lens} of 5 and 3, in blocks of 2, window={window}"
+        options = {"query_start_loc": batch.query_start_loc, "window": window}
+        batch.expect_weights(exercise, claim, **options)
+
+
+@task("8.5")
 def test_a_step_of_decode_for_three_sequences(exercise):
     batch = make_batch([5, 1, 8], num_heads=2, num_kv_heads=2)
     claim = "decode: 5, 1 and 8 tokens in blocks of 4, two heads with own keys"
     batch.expect_all(exercise, claim, query_start_loc=None)
+
+
+@task("8.5")
+def test_a_query_head_reads_the_keys_of_its_kv_head(exercise):
+    """KV head i has a key for token i alone, so its query heads see no other token."""
+    batch = make_batch([2], num_heads=6, num_kv_heads=2).showing_weights()
+    batch.queries[0].fill_(1.0)
+    for i in range(2):
+        batch.key_cache[int(batch.block_tables[0, 0]), i, i] = 100.0
+    got = exercise.attend_over_blocks(*batch.arguments())
+    for head in range(6):
+        seen = head // 3
+        claim = f"query head {head} of 6 reads KV head {head} // 3, which finds token "
+        weights = [float(token == seen) for token in range(2)]
+        expect_weights(got[:, head], [weights], f"{claim}{seen} alone")
 
 
 @task("8.5")

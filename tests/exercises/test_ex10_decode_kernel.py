@@ -1,12 +1,13 @@
 """Exercise 10: against attention in float64. Pools are NaN wherever no token lies."""
 
+from math import log
+
 import torch
 
 from course.grader import (
     Huge,
     ahead_of_time,
     compiled,
-    expect_close,
     expect_raises,
     expect_that,
     kernel_run,
@@ -17,9 +18,13 @@ from course.grader import (
 from course.grader.paged_batch import (
     NAN,
     Batch,
+    equal_weights,
+    expect_result,
+    expect_weights,
     in_one_buffer,
     make_batch,
     turned,
+    unwritten,
     with_gaps,
 )
 
@@ -48,21 +53,42 @@ def cases(exercise, name, *values):
 # 10.1
 
 
-def check_walk(exercise, batch, claim, expected=None, backwards=False):
-    """batch is one of make_batch with full blocks; expected of one number means all."""
+def walked(exercise, batch, backwards=False):
+    """out, for one of make_batch with full blocks."""
     flat = batch.one_head()
     num_blocks = flat.seq_lens // flat.key_cache.shape[1]
-    out = torch.full(flat.query.shape, NAN)
     run = kernel_run(
         exercise.walk_full_blocks,
-        out,
+        unwritten(*flat.query.shape),
         *flat.arguments[:-1],
         num_blocks,
         backwards=backwards,
     )
+    return run.after(0)
+
+
+def check_walk(exercise, batch, claim, expected=None, backwards=False):
+    got = walked(exercise, batch, backwards)
     if expected is None:
         expected = batch.oracle()[:, 0]
-    expect_close(run.after(0), expected, claim, atol=batch.tolerance(expected))
+    expect_result(got, expected, claim, atol=batch.tolerance(expected))
+
+
+@task("10.1")
+def test_every_token_of_a_table_has_its_weight(exercise):
+    for sizes in cases(exercise, "tokens of each sequence", (2,), (6, 2)):
+        batch = one_head(sizes, block_size=2).showing_weights()
+        weights = [equal_weights(range(size)) for size in sizes]
+        claim = "out: blocks of 2 tokens, a query of zeros"
+        expect_weights(walked(exercise, batch), weights, claim)
+
+
+@task("10.1")
+def test_a_product_is_scaled_and_weighs_as_its_exponential(exercise):
+    batch = one_head([3], block_size=1).showing_weights()
+    batch = with_scores(batch, 0.0, log(2), log(5))
+    claim = "out: three blocks; query · key * scale is 0, ln 2 and ln 5: exp 1, 2, 5"
+    expect_weights(walked(exercise, batch), [[0.125, 0.25, 0.625]], claim)
 
 
 @task("10.1")
@@ -148,15 +174,20 @@ def test_the_walk_is_right_on_a_gpu(exercise):
 # 10.2
 
 
-def check_one_head(exercise, batch, claim, expected=None, backwards=False):
+def one_head_run(exercise, batch, backwards=False):
     flat = batch.one_head()
-    out = torch.full(flat.query.shape, NAN)
+    out = unwritten(*flat.query.shape)
     run = kernel_run(
         exercise.attend_one_head, out, *flat.arguments, backwards=backwards
     )
+    return run.after(0)
+
+
+def check_one_head(exercise, batch, claim, expected=None, backwards=False):
+    got = one_head_run(exercise, batch, backwards)
     if expected is None:
         expected = batch.oracle()[:, 0]
-    expect_close(run.after(0), expected, claim, atol=batch.tolerance(expected))
+    expect_result(got, expected, claim, atol=batch.tolerance(expected))
 
 
 def check_holes(exercise, seq_lens, holes, claim, block_size=4, backwards=False):
@@ -181,6 +212,35 @@ def check_holes(exercise, seq_lens, holes, claim, block_size=4, backwards=False)
         tables[0, j] = -1
     batch = batch.but(block_tables=tables, key_cache=key_cache, value_cache=value_cache)
     check_one_head(exercise, batch, claim, expected, backwards)
+
+
+@task("10.2")
+def test_every_token_has_its_weight_and_nothing_else(exercise):
+    for sizes in cases(exercise, "tokens of each sequence", (3,), (7, 0, 1)):
+        batch = one_head(sizes).showing_weights()
+        weights = [equal_weights(range(size)) for size in sizes]
+        claim = "out: blocks of 4 tokens, a query of zeros"
+        expect_weights(one_head_run(exercise, batch), weights, claim)
+
+
+@task("10.2")
+def test_products_of_one_head_are_scaled(exercise):
+    batch = one_head([3], 5, 2).showing_weights()
+    batch = with_scores(batch, 0.0, log(2), log(5))
+    claim = "out: two blocks; query · key * scale is 0, ln 2 and ln 5: exp 1, 2, 5"
+    expect_weights(one_head_run(exercise, batch), [[0.125, 0.25, 0.625]], claim)
+
+
+@task("10.2")
+def test_tokens_of_a_hole_have_no_weight(exercise):
+    for hole in cases(exercise, "the hole is block", 1, 0, 2):
+        batch = one_head([7], block_size=3)
+        tables = batch.block_tables.clone()
+        tables[0, hole] = -1
+        batch = batch.showing_weights().but(block_tables=tables)
+        weights = [equal_weights([i for i in range(7) if i // 3 != hole])]
+        claim = f"out: 7 tokens in blocks of 3, a query of zeros, entry {hole} is -1"
+        expect_weights(one_head_run(exercise, batch), weights, claim)
 
 
 @task("10.2")
@@ -229,7 +289,7 @@ def check_block_size(exercise, block_size):
 
 @task("10.2")
 def test_blocks_have_any_size(exercise):
-    for block_size in cases(exercise, "block_size", 1, 3, 12, 24):
+    for block_size in cases(exercise, "block_size", 1, 3, 12, 40):
         check_block_size(exercise, block_size)
 
 
@@ -240,7 +300,7 @@ def check_head_dim(exercise, head_dim):
 
 @task("10.2")
 def test_heads_have_any_size(exercise):
-    for head_dim in cases(exercise, "head_dim", 1, 5, 80, 96):
+    for head_dim in cases(exercise, "head_dim", 1, 5, 96, 136):
         check_head_dim(exercise, head_dim)
 
 
@@ -287,12 +347,12 @@ def test_a_block_id_times_a_stride_passes_2_to_the_31(exercise):
     tables = torch.tensor([[FAR, -1]], dtype=torch.int32)
     lens = torch.tensor([5], dtype=torch.int32)
     caches = [Huge((FAR + 1, 128, 128), {FAR: row}) for row in rows]
-    out = torch.full((1, 128), NAN)
+    out = unwritten(1, 128)
     run = kernel_run(exercise.attend_one_head, out, query, *caches, tables, lens)
     near = Batch(query[:, None], *rows[:, None, :, None], tables - tables[:, :1], lens)
     expected = near.oracle()[:, 0]
     claim = f"out: 5 tokens in block {FAR:,} of 128 x 128 numbers"
-    expect_close(run.after(0), expected, claim, atol=near.tolerance(expected))
+    expect_result(run.after(0), expected, claim, atol=near.tolerance(expected))
 
 
 @task("10.2")
@@ -323,7 +383,17 @@ def check_grouped(exercise, batch, claim, expected=None, scale=None, backwards=F
     )
     if expected is None:
         expected = batch.oracle(scale)
-    expect_close(run.value, expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.value, expected, claim, atol=batch.tolerance(expected))
+
+
+@task("10.3")
+def test_both_heads_weigh_each_token(exercise):
+    batch = make_batch([7, 0, 1], num_heads=2, num_kv_heads=1, head_dim=16)
+    run = kernel_run(exercise.attend_grouped, *batch.showing_weights().arguments)
+    weights = [equal_weights(range(size)) for size in (7, 0, 1)]
+    for head in range(2):
+        claim = f"query head {head}, zeros, reads KV head 0; blocks of 4 tokens"
+        expect_weights(run.value[:, head], weights, claim)
 
 
 @task("10.3")
@@ -498,7 +568,7 @@ def test_a_far_block_is_found(exercise):
     near = Batch(query, *rows[:, None], tables - tables[:, :1], lens)
     expected = near.oracle()
     claim = f"5 tokens in block {FAR:,} of 16 x 8 x 128 numbers"
-    expect_close(run.value, expected, claim, atol=near.tolerance(expected))
+    expect_result(run.value, expected, claim, atol=near.tolerance(expected))
 
 
 def compiled_grouped(exercise, dtype, **sizes):

@@ -1,6 +1,7 @@
 """Exercise 11: parts are merged in float64; a formula is tried out; PTX is read."""
 
 from collections import Counter
+from math import log
 
 import torch
 
@@ -16,12 +17,16 @@ from course.grader import (
     rewrite_history,
     task,
 )
+from course.grader.kernel_layout import is_unwritten
 from course.grader.paged_batch import (
-    NAN,
     Batch,
+    equal_weights,
+    expect_result,
+    expect_weights,
     in_one_buffer,
     make_batch,
     turned,
+    unwritten,
     with_gaps,
 )
 from course.grader.ptx import loads_by_parameter
@@ -43,8 +48,8 @@ def cases(exercise, name, *values):
 
 def scratch(query, num_splits):
     num_seqs, num_heads, head_dim = query.shape
-    part = torch.full((num_seqs, num_heads, num_splits, head_dim), NAN)
-    return part, torch.full((num_seqs, num_heads, num_splits), NAN)
+    part = unwritten(num_seqs, num_heads, num_splits, head_dim)
+    return part, unwritten(num_seqs, num_heads, num_splits)
 
 
 def splits_of(exercise, batch, num_splits, backwards=False, scale=None):
@@ -56,7 +61,16 @@ def splits_of(exercise, batch, num_splits, backwards=False, scale=None):
         batch.query.shape[2] ** -0.5 if scale is None else scale,
         backwards=backwards,
     )
-    return run.after(0), run.after(1)
+    left = {"part": run.after(0), "lse": run.after(1)}
+    counts = {name: int(is_unwritten(tensor).sum()) for name, tensor in left.items()}
+    expect_that(
+        not any(counts.values()),
+        "every number of part and lse is stored, also of a split without keys (0 in "
+        "part, -inf in lse); numbers that no program has stored",
+        got=counts,
+        expected={"part": 0, "lse": 0},
+    )
+    return left["part"], left["lse"]
 
 
 def merged(part, lse):
@@ -74,19 +88,26 @@ def expect_whole(batch, part, lse, told):
     expected, total = batch.oracle().double(), batch.log_sum_exp()
     atol = batch.tolerance(expected)
     got = lse.double().logsumexp(dim=2)
-    expect_close(got, total, f"{told}: lse of all splits together", atol=5 * atol)
-    expect_close(merged(part, lse), expected, f"{told}: the parts, merged", atol=atol)
+    claim = f"{told}: lse of all splits together, as log of the sum of their exp"
+    expect_result(got, total, claim, atol=5 * atol)
+    claim = f"{told}: the parts, merged with the weights exp(lse)"
+    expect_result(merged(part, lse), expected, claim, atol=atol)
 
 
 @task("11.1")
 def test_one_split_is_the_whole(exercise):
     batch = make_batch([3], num_heads=2, num_kv_heads=1, head_dim=16)
+    part, lse = splits_of(exercise, batch.showing_weights(), 1)
+    claim = "part of one split: 3 keys, a query of zeros, divided by the sum of weights"
+    expect_weights(part[:, 0, 0], [equal_weights(range(3))], claim)
+    claim = "lse of one split: 3 keys whose score is 0, so the natural logarithm of 3"
+    expect_result(lse, torch.full((1, 2, 1), log(3)), claim, atol=1e-5)
     part, lse = splits_of(exercise, batch, 1)
     expected = batch.log_sum_exp().float()
     claim = "lse of one split: the logarithm of the sum of exp(score) over all keys"
-    expect_close(lse[..., 0], expected, claim, atol=1e-5)
+    expect_result(lse[..., 0], expected, claim, atol=1e-5)
     claim = "part of one split: the attention over all keys, divided by its total"
-    expect_close(part[:, :, 0], batch.oracle(), claim, atol=1e-5)
+    expect_result(part[:, :, 0], batch.oracle(), claim, atol=1e-5)
 
 
 def counts_of(exercise, seq_len, num_splits):
@@ -138,12 +159,13 @@ def check_empty_splits(exercise, seq_len, num_splits):
     batch = make_batch([seq_len], num_heads=2, num_kv_heads=1, head_dim=12)
     part, lse = splits_of(exercise, batch, num_splits)
     claim = f"{seq_len} keys in {num_splits} splits"
-    unwritten = {"part": int(part.isnan().sum()), "lse": int(lse.isnan().sum())}
+    nans = {"part": int(part.isnan().sum()), "lse": int(lse.isnan().sum())}
     expect_that(
-        not any(unwritten.values()),
-        f"{claim}: every split is written, also one without keys; numbers that are NaN",
-        got=unwritten,
-        expected="none: without keys, 0 in part and -inf in lse",
+        not any(nans.values()),
+        f"{claim}: a split without keys has 0 in part and -inf in lse (0 / 0 is NaN, "
+        "and so is -inf - (-inf)); numbers that are NaN",
+        got=nans,
+        expected={"part": 0, "lse": 0},
     )
     empty = part[lse == NO_KEYS]
     expect_close(empty, torch.zeros_like(empty), f"{claim}: part without keys", atol=0)
@@ -177,6 +199,12 @@ def test_caches_may_have_two_bytes(exercise):
     for dtype in cases(exercise, "dtype", torch.float16, torch.bfloat16):
         batch = make_batch([70, 9], dtype=dtype, **sizes)
         check_splits(exercise, batch, 2, f"{dtype}, 70 and 9 keys")
+
+
+@task("11.1")
+def test_groups_and_heads_may_be_large(exercise):
+    sizes = {"num_heads": 20, "num_kv_heads": 1, "head_dim": 136, "block_size": 16}
+    check_splits(exercise, make_batch([35], **sizes), 2, "20 heads of 136 numbers")
 
 
 @task("11.1")
@@ -219,11 +247,28 @@ def parts(lse, head_dim, seed=0):
 
 
 def check_merge(exercise, part, lse, claim, dtype=torch.float32, backwards=False):
-    out = torch.full((*part.shape[:2], part.shape[3]), NAN, dtype=dtype)
+    out = unwritten(*part.shape[:2], part.shape[3], dtype=dtype)
     run = kernel_run(exercise.merge_splits, out, part, lse, backwards=backwards)
     expected = merged(part, lse).to(dtype)
     atol = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    expect_close(run.after(0), expected, claim, atol=atol)
+    expect_result(run.after(0), expected, claim, atol=atol)
+
+
+@task("11.1")
+def test_the_shares_of_parts_are_those_of_exp_lse(exercise):
+    """Part i is 1 at number i: so out is how much each part weighs."""
+    part = torch.eye(3, 8)[None, None]
+    lse = torch.tensor([[[0.0, log(2), log(5)]]])
+    run = kernel_run(exercise.merge_splits, unwritten(1, 1, 8), part, lse)
+    claim = "out: part i is 1 at number i, so out is the share of each part; lse is 0, "
+    claim += "ln 2 and ln 5, so the sums are 1, 2 and 5"
+    got = run.after(0)[0, 0, :3]
+    expect_that(
+        torch.allclose(got, torch.tensor([0.125, 0.25, 0.625]), atol=1e-4),
+        claim,
+        got=[round(share, 3) for share in got.tolist()],
+        expected=[0.125, 0.25, 0.625],
+    )
 
 
 @task("11.1")
@@ -258,6 +303,12 @@ def test_parts_without_keys_weigh_nothing(exercise):
 
 
 @task("11.1")
+def test_splits_may_be_many_and_heads_large(exercise):
+    lse = [float(i % 3) for i in range(130)]
+    check_merge(exercise, *parts(lse, 136), "out: 130 splits, 136 numbers in a head")
+
+
+@task("11.1")
 def test_a_merge_may_be_stored_in_two_bytes(exercise):
     for dtype in (torch.float16, torch.bfloat16):
         check_merge(exercise, *parts([0.0, 1.0], 80), f"out in {dtype}", dtype)
@@ -275,7 +326,7 @@ def check_whole(exercise, num_splits):
     run = kernel_run(exercise.attend_in_splits, *batch.arguments, num_splits=num_splits)
     claim = f"33, 0 and 3 keys in {num_splits} splits"
     expected = batch.oracle()
-    expect_close(run.value, expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.value, expected, claim, atol=batch.tolerance(expected))
 
 
 @task("11.1")
@@ -313,9 +364,22 @@ def check_pick(exercise, *sizes, min_tokens=1, max_splits=64, claim=None):
     got = exercise.pick_num_splits(*sizes, min_tokens, max_splits)
     told = claim or "the number of splits with the least time"
     if type(got) is int and got > 0 and got != expected:
-        times = {s: time_of(s, *sizes) for s in (1, expected, got)}
-        told += f" (time by number of splits: {times})"
+        told += "; waves * tokens is "
+        told += f"{in_words(expected, *sizes)}, {in_words(got, *sizes)}"
+        if got > max_splits:
+            told += f", but max_splits is {max_splits}"
+        elif got > 1 and got * min_tokens > sizes[1]:
+            told += f", but {got} * min_tokens is {got * min_tokens:,}"
+        elif time_of(got, *sizes) == time_of(expected, *sizes):
+            told += ": of equal times the fewest splits"
     expect(got, expected, told)
+
+
+def in_words(num_splits, num_programs, max_seq_len, num_processors):
+    waves = -(-num_programs * num_splits // num_processors)
+    tokens = -(-max_seq_len // num_splits)
+    what = "split" if num_splits == 1 else "splits"
+    return f"{waves:,} * {tokens:,} = {waves * tokens:,} for {num_splits} {what}"
 
 
 @task("11.2")
@@ -401,6 +465,16 @@ def wide_batch(head_dim, seq_lens=(40, 0, 3), **sizes):
 
 
 @task("11.3")
+def test_the_wide_kernel_weighs_each_token(exercise):
+    batch = wide_batch(16, (9, 0, 3), num_heads=1, num_kv_heads=1).showing_weights()
+    out = unwritten(*batch.query.shape, dtype=torch.float16)
+    run = kernel_run(exercise.attend_wide, out, *batch.arguments)
+    weights = [equal_weights(range(size)) for size in (9, 0, 3)]
+    claim = "out: 9, 0 and 3 tokens in blocks of 8, a query of zeros"
+    expect_weights(run.after(0)[:, 0], weights, claim)
+
+
+@task("11.3")
 def test_the_results_are_those_of_the_narrow_kernel(exercise):
     for head_dim in cases(exercise, "head_dim", 64, 120, 8):
         check_wide(exercise, head_dim)
@@ -408,11 +482,27 @@ def test_the_results_are_those_of_the_narrow_kernel(exercise):
 
 def check_wide(exercise, head_dim):
     batch = wide_batch(head_dim, num_heads=4, num_kv_heads=2)
-    out = torch.full(batch.query.shape, NAN, dtype=torch.float16)
+    out = unwritten(*batch.query.shape, dtype=torch.float16)
     run = kernel_run(exercise.attend_wide, out, *batch.arguments)
     expected = batch.oracle()
     claim = f"out: 40, 0 and 3 tokens, heads of {head_dim} numbers"
-    expect_close(run.after(0), expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.after(0), expected, claim, atol=batch.tolerance(expected))
+
+
+@task("11.3")
+def test_the_wide_kernel_sums_in_float32(exercise):
+    batch = wide_batch(64, (5,), num_heads=2, num_kv_heads=1)
+    batch = batch.filled(query=40.0, key_cache=40.0)
+    mean = batch.value_cache[batch.tokens(batch.key_cache)].float().mean(0)
+    run = kernel_run(
+        exercise.attend_wide,
+        unwritten(*batch.query.shape, dtype=torch.float16),
+        *batch.arguments,
+    )
+    claim = "out: query and key are 40 in float16, their products 102,400, which passes "
+    claim += "65,504: as attend_narrow, the mean of the values"
+    expected = mean.expand(1, 2, 64).half()
+    expect_result(run.after(0), expected, claim, atol=batch.tolerance(expected))
 
 
 @task("11.3")
@@ -422,11 +512,11 @@ def test_keys_and_values_have_strides_of_their_own(exercise):
         value_cache=with_gaps(with_gaps(batch.value_cache, 0), 1),
         key_cache=turned(batch.key_cache, 1, 2),
     )
-    out = torch.full(batch.query.shape, NAN, dtype=torch.float16)
+    out = unwritten(*batch.query.shape, dtype=torch.float16)
     run = kernel_run(exercise.attend_wide, out, *batch.arguments)
     expected = batch.oracle()
     claim = "out: values with gaps between slots and blocks, keys with heads first"
-    expect_close(run.after(0), expected, claim, atol=batch.tolerance(expected))
+    expect_result(run.after(0), expected, claim, atol=batch.tolerance(expected))
 
 
 @task("11.3")
@@ -437,7 +527,7 @@ def test_the_wide_kernel_finds_a_far_block(exercise):
     tables = torch.tensor([[FAR, -1]], dtype=torch.int32)
     lens = torch.tensor([5], dtype=torch.int32)
     caches = [Huge((FAR + 1, 64, 2, 128), {FAR: row}) for row in rows]
-    out = torch.full(query.shape, NAN, dtype=torch.float16)
+    out = unwritten(*query.shape, dtype=torch.float16)
     run = kernel_run(exercise.attend_wide, out, query, *caches, tables, lens)
     expected = Batch(query, *rows[:, None], tables - tables[:, :1], lens).oracle()
     claim = f"out: 5 keys in block {FAR:,} of 64 x 2 x 128 numbers, as attend_narrow"
@@ -469,12 +559,14 @@ def check_loads(exercise, head_dim):
     heads = {64: "64 numbers", 120: "120 numbers (those of 64 are all right)"}
     for name, argument in (("key_cache", 2), ("value_cache", 3)):
         found = widths(made, argument)
+        counts = [f"{width} bytes ({count} times)" for width, count in found.items()]
         expect_that(
             list(found) == [16],
-            f"heads of {heads[head_dim]}: every load from {name} is 16 bytes wide; "
-            "bytes of a load: how many such loads, in what is compiled for sm_80",
-            got=found,
-            expected="16 and no other width",
+            f"heads of {heads[head_dim]}: every load from {name} is 16 bytes wide in "
+            "what is compiled for sm_80",
+            got=f"loads of {', '.join(counts) or 'nothing'}",
+            expected="loads of 16 bytes and no others (the end of the stub says how "
+            "to look at them)",
         )
 
 

@@ -10,6 +10,7 @@ import random
 import re
 
 from course.grader import expect, expect_raises, expect_that, rewrite_history, task
+from course.grader.failures import fail, is_unsolved
 from course.grader.helpers import step_books as books
 from course.grader.helpers.fake_model import FakeMemory
 from course.grader.helpers.stage import Stage
@@ -47,7 +48,8 @@ def test_what_a_group_owes(exercise):
     ]:
         stage = Stage(exercise, 8)
         stage.place("A", tokens(length), written=[written])
-        claim = f"blocks of 4 for {length} tokens, less those of {written}"
+        needed, has = -(-length // 4), -(-written // 4)
+        claim = f"{length} tokens need {needed} blocks of 4, the table has {has}"
         expect(stage.owed_blocks("A"), owed, claim)
 
 
@@ -55,7 +57,8 @@ def test_what_a_group_owes(exercise):
 def test_every_sequence_of_a_group_owes(exercise):
     stage = Stage(exercise, 8)
     stage.place("A", tokens(9), tokens(5), tokens(6), written=[4, 4, 5])
-    expect(stage.owed_blocks("A"), 2 + 1 + 0, "three sequences, one after the other")
+    claim = "9, 5 and 6 tokens need 3, 2 and 2 blocks; the tables have 1, 1 and 2"
+    expect(stage.owed_blocks("A"), 2 + 1 + 0, claim)
 
 
 @task("12.1")
@@ -99,7 +102,8 @@ def test_the_whole_prompt_must_fit(exercise):
         stage.hold(4 - num_free)
         stage.line_up("A", tokens(num_tokens))
         expected = "A" if num_free == needed else None
-        claim = f"{num_tokens} tokens need {needed} blocks, {num_free} are free"
+        claim = f"{num_tokens} tokens need {needed} blocks, {num_free} are free: A "
+        claim += "is admitted" if expected else "has to wait"
         expect(stage.admit_next(), expected, claim)
 
 
@@ -127,7 +131,8 @@ def test_nobody_overtakes(exercise):
     stage.hold(2)
     stage.line_up("A", tokens(9))
     stage.line_up("B", tokens(2))
-    expect(stage.admit_next(), None, "A is first and does not fit; B would fit")
+    claim = "A is first and needs 3 blocks, 2 are free; B would fit, but may not "
+    expect(stage.admit_next(), None, f"{claim}overtake A, so no group is admitted")
     stage.let_go()
     expect(stage.admit_next(), "A", "A is still the first to wait, and fits now")
     expect(stage.admit_next(), "B", "B comes after it")
@@ -141,13 +146,15 @@ def test_places_are_kept_for_all_that_a_group_may_have(exercise):
         stage.line_up("A", tokens(2), n=3, max_tokens=4)
         stage.line_up("B", tokens(2))
         expect(stage.admit_next(), "A", f"max_seqs is {max_seqs}, A may have 3")
-        claim = f"A may have 3 sequences, B has one, max_seqs is {max_seqs}"
+        claim = f"A may have 3 sequences, B has 1, max_seqs is {max_seqs}: B "
+        claim += "is admitted" if expected else "has to wait"
         expect(stage.admit_next(), expected, claim)
     stage = Stage(exercise, 8, max_seqs=3)
     stage.line_up("A", tokens(2))
     stage.line_up("B", tokens(2), n=3, max_tokens=4)
     stage.admit_next()
-    expect(stage.admit_next(), None, "A has 1, B may have 3, max_seqs is 3")
+    claim = "A has 1 sequence, B may have 3, max_seqs is 3: B has to wait"
+    expect(stage.admit_next(), None, claim)
 
 
 @task("12.1")
@@ -157,7 +164,8 @@ def test_blocks_are_kept_for_prompts_that_are_computed_in_chunks(exercise):
         stage = Stage(exercise, num_blocks)
         stage.place("A", tokens(12), written=[4])
         stage.line_up("B", tokens(8))
-        claim = f"B needs 2, A has 1 and owes 2, the pool has {num_blocks}"
+        claim = f"B needs 2, A has 1 and owes 2, the pool has {num_blocks}: B "
+        claim += "is admitted" if expected else "has to wait"
         expect(stage.admit_next(), expected, claim)
 
 
@@ -167,7 +175,7 @@ def test_who_was_just_admitted_owes_as_well(exercise):
     stage.line_up("A", tokens(12))
     stage.line_up("B", tokens(9))
     expect(stage.admit_next(), "A", "3 of 5 blocks")
-    claim = "5 blocks are free, but A, which runs, will take 3; B needs 3"
+    claim = "5 blocks are free, but A, which runs, owes 3; B needs 3: B has to wait"
     expect(stage.admit_next(), None, claim)
 
 
@@ -191,7 +199,8 @@ def test_cached_blocks_that_nobody_holds_are_spent_when_they_are_found(exercise)
     stage.line_up("A", tokens(9))
     before = stage.state
     expect(before["num_free"], 2, "the two cached blocks can be had")
-    claim = "the 2 free blocks are the hits themselves; for token 9 there is none"
+    claim = "the 2 free blocks are the hits themselves; for token 9 there is none: "
+    claim += "A has to wait"
     expect(stage.admit_next(), None, claim)
     expect_nothing_changed(stage, before, "A")
     stage.let_go()
@@ -217,7 +226,8 @@ def test_a_group_comes_back_as_a_whole(exercise):
         stage = Stage(exercise, num_blocks)
         stage.place("A", tokens(6), tokens(7, 30), written=[0, 0], runs=False)
         before = stage.state
-        claim = f"two sequences need 2 blocks each, the pool has {num_blocks}"
+        claim = f"two sequences need 2 blocks each, the pool has {num_blocks}: A "
+        claim += "is admitted" if expected else "has to wait"
         expect(stage.admit_next(), expected, claim)
         got = [one["status"] for one in stage.state["sequences"]["A"]]
         if expected:
@@ -236,7 +246,8 @@ def test_a_group_that_does_not_fit_lets_go_of_all_that_it_found(exercise):
     stage.remember(tokens(8))
     stage.place("A", tokens(9), tokens(9), written=[0, 0], runs=False)
     before = stage.state
-    claim = "both sequences find 2 blocks cached and need a new one each: 1 is free"
+    claim = "both sequences find 2 blocks cached and need a new one each, 1 is free: "
+    claim += "A has to wait"
     expect(stage.admit_next(), None, claim)
     expect_nothing_changed(stage, before, "A")
 
@@ -279,14 +290,21 @@ def test_the_budget_is_split_in_order(exercise):
     ]:
         rewrite_history(exercise)
         got = exercise.split_budget(to_compute, budget)
-        claim = f"{to_compute} tokens to compute, a budget of {budget}"
+        claim = f"{to_compute} tokens to compute, a budget of {budget}: "
+        claim += (
+            "it is enough, so all are computed"
+            if sum(to_compute) <= budget
+            else "it is not enough for all, so no sequence computes its newest token; "
+            "each in turn takes of the others what is left of the budget"
+        )
         expect(got, query_lens, claim)
 
 
-def expect_rows(stage, rows):
+def expect_rows(stage, rows, why=""):
     """rows: (name, query_len) of each row that the plan should have."""
     got = [(name, query_len) for name, _, query_len in stage.plan["scheduled"]]
-    expect(got, rows, "rows of the plan, with the tokens of each (plan.scheduled)")
+    claim = "rows of the plan, with the tokens of each (plan.scheduled)"
+    expect(got, rows, f"{why}: {claim}" if why else claim)
     books.check_rows(stage.plan, stage.state, stage.block_size)
     books.check_writes(stage.plan, stage.state, stage.block_size)
 
@@ -365,8 +383,34 @@ def test_a_shared_block_is_copied_by_all_writers_but_the_last(exercise):
             written=[6] * len(query_lens),
             forked=True,
         )
-        claim = f"{len(query_lens)} sequences share 6 tokens and compute {query_lens}"
-        expect(stage.blocks_needed("A", query_lens), needed, claim)
+        told = f"{len(query_lens)} sequences share 6 tokens and compute {query_lens}: "
+        rule = "a new block beyond 8 tokens, and a copy for each that writes, but none "
+        rule += "for the last one to hold the half full block"
+        expect(stage.blocks_needed("A", query_lens), needed, told + rule)
+
+
+@task("12.2")
+def test_who_holds_a_block_outside_of_the_group_counts_as_well(exercise):
+    for num_sequences in (1, 2):
+        stage = Stage(exercise, 12)
+        sequences = [tokens(12)] * num_sequences
+        stage.place("A", *sequences, written=[6] * num_sequences, forked=True)
+        stage.share("A")
+        claim = f"{num_sequences} of A and somebody else hold a half full block, and "
+        claim += "somebody else keeps it: each of A that writes copies it"
+        needed = stage.blocks_needed("A", [1] * num_sequences)
+        expect(needed, num_sequences, claim)
+
+
+@task("12.2")
+def test_who_computes_nothing_copies_nothing(exercise):
+    stage = Stage(exercise, 12, token_budget=1)
+    stage.place("A", tokens(7), tokens(8), tokens(8), written=[6, 6, 6], forked=True)
+    stage.new_plan()
+    expect(stage.plan_group("A"), True, "a copy for the second sequence, 10 are free")
+    expect_rows(stage, [("A", 1)], "of a budget of 1 only the second sequence gets one")
+    claim = "len(plan.copies): one sequence writes into the block that three hold"
+    expect(len(stage.plan["copies"]), 1, claim)
 
 
 @task("12.2")
@@ -427,9 +471,10 @@ def test_a_mixed_batch_shares_the_budget(exercise):
     stage.place("E", tokens(3, 90), written=[2])
     stage.new_plan()
     for name in "ABCDE":
-        claim = f"{name} has all the blocks that it takes"
+        claim = f"{name} lacks no block, so True, also if the budget is used up"
         expect(stage.plan_group(name), True, claim)
-    expect_rows(stage, [("A", 1), ("B", 1), ("C", 3), ("D", 4)])
+    why = "A and B have 1 token to compute, C 3; of the budget of 9, 4 are left for D"
+    expect_rows(stage, [("A", 1), ("B", 1), ("C", 3), ("D", 4)], why)
     expect(stage.plan["copies"], [], "copies: nothing is shared")
 
 
@@ -564,10 +609,11 @@ def test_a_group_leaves_as_a_whole(exercise):
     stage = Stage(exercise, 6)
     stage.place("A", tokens(7), tokens(7, 30), written=[6, 6], forked=True)
     stage.preempt("A")
-    for one in stage.state["sequences"]["A"]:
-        expect(one["status"], "preempted", "status of both sequences")
-        expect(one["block_ids"], None, "the table of both")
-        expect(one["num_computed"], 0, "num_computed of both")
+    for i, one in enumerate(stage.state["sequences"]["A"]):
+        whose = f"sequence {i} of A, which leaves as a whole"
+        expect(one["status"], "preempted", f"status of {whose}")
+        expect(one["block_ids"], None, f"the table of {whose}")
+        expect(one["num_computed"], 0, f"num_computed of {whose}")
     expect(stage.state["num_free"], 6, "free blocks")
 
 
@@ -575,14 +621,14 @@ def test_a_group_leaves_as_a_whole(exercise):
 def test_who_had_to_leave_is_first_to_come_back(exercise):
     stage = Stage(exercise, 8)
     for name in "AB":
-        stage.line_up(name, tokens(4))
-        stage.admit_next()
+        stage.place(name, tokens(4), written=[3])
     stage.line_up("C", tokens(4))
     stage.preempt("B")
     expect(stage.state["waiting"], ["B", "C"], "scheduler.waiting: B came before C")
-    expect(stage.admit_next(), "B", "B came first")
-    expect_status(stage, "B", "running", "it is back")
-    expect(stage.state["running"], ["A", "B"], "scheduler.running")
+    expect(stage.state["running"], ["A"], "scheduler.running")
+    stage.preempt("A")
+    claim = "scheduler.waiting: A came before B"
+    expect(stage.state["waiting"], ["A", "B", "C"], claim)
 
 
 @task("12.3")
@@ -614,9 +660,10 @@ def test_the_youngest_leaves(exercise):
     stage.place("B", tokens(3, 30), written=[2])
     stage.place("C", tokens(3, 50), written=[2])
     stage.new_plan()
-    expect(stage.continue_running(), ["C"], "the youngest had to leave")
+    claim = "A lacks one block; C, the youngest, has one, so C alone has to leave"
+    expect(stage.continue_running(), ["C"], claim)
     expect_status(stage, "C", "preempted", "it had to leave")
-    expect_rows(stage, [("A", 1), ("B", 1)])
+    expect_rows(stage, [("A", 1), ("B", 1)], "C has made room for A, and B lacks none")
     expect(stage.state["waiting"], ["C"], "scheduler.waiting")
 
 
@@ -631,7 +678,7 @@ def test_as_many_leave_as_must_and_no_more(exercise):
     stage.place("D", tokens(3, 70), written=[2])
     stage.line_up("E", tokens(2, 90))
     stage.new_plan()
-    claim = "two had to leave, the youngest first"
+    claim = "A lacks 2 blocks; D and C, the youngest, have one each: D leaves, then C"
     expect(stage.continue_running(), ["D", "C"], claim)
     expect_rows(stage, [("A", 8), ("B", 1)])
     claim = "scheduler.waiting, in the order in which they came"
@@ -865,14 +912,32 @@ def expect_refused(stage, name, prompt, claim, needed, **params):
     expect(stage.state["num_free"], before["num_free"], f"{claim}: free blocks")
 
 
+def expect_taken(stage, name, prompt, claim, *, run=True, **params):
+    """It is not refused; and then it is served to its end."""
+    try:
+        stage.add(name, prompt, **params)
+    except Exception as error:
+        learner = getattr(error, "learner", None)
+        if learner is None or is_unsolved(error):
+            raise
+        fail(
+            f"{claim}: it just fits, so it is not refused",
+            expected="no error",
+            got=f"{learner.name}: {learner.text}",
+            location=learner.location,
+        )
+    if run:
+        stage.run()
+
+
 @task("12.4")
 def test_a_prompt_larger_than_the_pool(exercise):
     """A pool of 16 tokens."""
     stage = Stage(exercise, 4)
     claim = "a prompt of 17 tokens needs 5 blocks of 4, the pool has 4"
     expect_refused(stage, "A", tokens(17), claim, 5)
-    stage.add("B", tokens(16))
-    stage.run()
+    claim = "16 tokens and 1 to make, which takes no place, need 4 blocks of 4"
+    expect_taken(stage, "B", tokens(16), claim)
 
 
 @task("12.4")
@@ -880,8 +945,8 @@ def test_what_is_to_be_made_counts_too(exercise):
     stage = Stage(exercise, 4)
     claim = "14 tokens and 8 to make need 21 places, so 6 blocks; the pool has 4"
     expect_refused(stage, "A", tokens(14), claim, 6, max_tokens=8)
-    stage.add("B", tokens(5), max_tokens=4)
-    stage.run()
+    claim = "5 tokens and 4 to make need 8 places, so 2 blocks of 4"
+    expect_taken(stage, "B", tokens(5), claim, max_tokens=4)
 
 
 @task("12.4")
@@ -889,8 +954,9 @@ def test_what_just_fits_is_served(exercise):
     """The last token that is made takes no place: nothing is computed from it."""
     for length, max_tokens in [(16, 1), (14, 3), (1, 16), (13, 4)]:
         stage = Stage(exercise, 4)
-        stage.add("A", tokens(length), max_tokens=max_tokens)
-        stage.run()
+        claim = f"{length} tokens and {max_tokens} to make, of which the last takes no "
+        claim += "place, need 16 places, so 4 blocks of 4"
+        expect_taken(stage, "A", tokens(length), claim, max_tokens=max_tokens)
         stage = Stage(exercise, 4)
         claim = f"{length} tokens and {max_tokens + 1} to make: one more than 16 places"
         more = max_tokens + 1
@@ -903,11 +969,10 @@ def test_a_group_needs_blocks_for_all_its_sequences(exercise):
         fits = num_blocks == 6
         stage = Stage(exercise, num_blocks)
         claim = f"3 sequences of 8 tokens need 2 blocks each, the pool has {num_blocks}"
+        params = {"max_tokens": 3, kind: 3}
         if fits:
-            stage.add("A", tokens(6), max_tokens=3, **{kind: 3})
-            stage.run()
+            expect_taken(stage, "A", tokens(6), claim, **params)
         else:
-            params = {"max_tokens": 3, kind: 3}
             expect_refused(stage, "A", tokens(6), claim, 6, **params)
 
 
@@ -926,8 +991,8 @@ def test_more_sequences_than_a_step_may_have(exercise):
         claim = f"3 sequences, max_seqs is {max_seqs}, token_budget {budget}"
         params = {"max_tokens": 2, kind: 3}
         expect_refused(stage, "A", tokens(2), claim, 3, **params)
-        stage.add("B", tokens(2), max_tokens=4, **{kind: 2})
-        stage.run()
+        claim = f"2 sequences, max_seqs is {max_seqs}, token_budget {budget}"
+        expect_taken(stage, "B", tokens(2), claim, max_tokens=4, **{kind: 2})
 
 
 @task("12.4")
@@ -938,16 +1003,19 @@ def test_who_others_hold_up_is_not_refused(exercise):
     stage.run()
     stage.add("A", tokens(13), max_tokens=4)
     stage.step()
-    stage.add("B", tokens(13), max_tokens=4)
-    stage.add("C", tokens(2, 50), max_tokens=9)
-    stage.run()
+    claim = "13 tokens and 4 to make need 4 blocks, as many as the pool has; that they "
+    claim += "are not free now does not matter"
+    expect_taken(stage, "B", tokens(13), claim, run=False, max_tokens=4)
+    claim = "2 tokens and 9 to make need 3 blocks of the pool's 4"
+    expect_taken(stage, "C", tokens(2, 50), claim, max_tokens=9)
 
 
 @task("12.4")
 def test_a_long_prompt_may_be_longer_than_the_budget(exercise):
     stage = Stage(exercise, 4, token_budget=1)
-    stage.add("A", tokens(14), max_tokens=3)
-    stage.run()
+    claim = "14 tokens and 3 to make need 4 blocks of 4; a prompt may be longer than "
+    claim += "token_budget, for it is computed in chunks"
+    expect_taken(stage, "A", tokens(14), claim, max_tokens=3)
 
 
 @task("12.4")

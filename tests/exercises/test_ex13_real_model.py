@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import zip_longest
 
 from course.grader import (
     Hidden,
@@ -16,6 +17,7 @@ from course.grader import (
     expect_that,
     in_worker,
     not_verified,
+    rewrite_history,
     task,
 )
 from course.grader.failures import CheckFailed, fail, is_unsolved
@@ -128,11 +130,32 @@ class Search:
             fail(claim, expected=expected, got=f"{num_different} that are different")
         length = len(self.prompt) + len(self.live[0][1])
         for table in tables:
-            expect(table.num_tokens, length, f"num_tokens of {table!r}")
+            claim = f"a new beam has room for one token more than before: {table!r}"
+            expect(table.num_tokens, length, f"{claim}, num_tokens")
         counts = {i: self.pool.ref_count(i) for i in range(self.pool.num_blocks)}
         held = {block_id: n for block_id, n in counts.items() if n}
-        claim = "ref_count of the blocks that are held, and in how many tables they are"
-        expect(dict(sorted(held.items())), dict(sorted(places.items())), claim)
+        if held != places:
+            fail(
+                "the ref_count of each block is the number of tables that hold it; "
+                "block: ref_count",
+                expected=repr(dict(sorted(places.items()))),
+                got=repr(dict(sorted(held.items()))),
+                message=self._who_holds(held, places),
+            )
+
+    def _who_holds(self, held, places):
+        """In words: blocks with a holder that is no table, and tables without one."""
+        more = [i for i, n in sorted(held.items()) if n > places.get(i, 0)]
+        fewer = [i for i, n in sorted(places.items()) if n > held.get(i, 0)]
+        told = []
+        if more:
+            told.append(
+                f"blocks {more} have a holder that is no table of a new beam: was the "
+                "table of one that was dropped not freed?"
+            )
+        if fewer:
+            told.append(f"blocks {fewer} were freed although a new beam holds them")
+        return "; ".join(told)
 
     def _write(self, tables, copies):
         block_size = tables[0].block_size
@@ -272,7 +295,7 @@ def part(exercise, name):
     """The learner's function, once it is seen to name the right keywords."""
     keywords, _, _ = PARTS[name]
     got = in_worker(exercise, f"{HELPERS}:keywords_of", getattr(exercise, name))
-    expect(got, keywords, f"the keywords that {name}() returns")
+    expect(got, keywords, f"{name}() returns a dict with these keywords of Engine")
     return getattr(exercise, name)
 
 
@@ -295,10 +318,11 @@ def work_of(stem):
             raise
     # Not in the handler: what led to this failure needs no second telling.
     here = f" here: {learner.line}" if learner.line else ""
+    call = "the engine" if learner.call.startswith("serve_with") else learner.call
     fail(
         expected=NO_ERROR,
         got=f"{learner.name}: {learner.text}",
-        message=f"{learner.call} raised it{here}; {advice}",
+        message=f"{call} raised it{here}; {advice}",
         location=learner.location,
     )
 
@@ -309,7 +333,11 @@ def served(exercise, name, setting):
     function, number = part(exercise, name), int(stem[2:4])
     where = f"{HELPERS}:serve_with"
     with work_of(stem):
-        result = in_worker(exercise, where, function, setting, stem)
+        try:
+            result = in_worker(exercise, where, function, setting, stem)
+        finally:
+            story = f"Engine(model, **{name}()) serves six requests, {HOW[setting]}"
+            rewrite_history(exercise, [story])
     if "unsolved" in result:
         fail(
             f"exercise {number} serves a model",
@@ -332,13 +360,38 @@ def check_part(exercise, name):
             compare(ours, got, setting)
 
 
+HOW = {
+    "roomy": "in a large pool, with a prefix cache and a sliding window",
+    "tight": "in a small pool, where some have to leave",
+}
+
+
+def first_difference(right, answer):
+    """Of two [request, which of its answers, *tokens]."""
+    number, index, *expected = right
+    if answer[:2] != right[:2]:
+        got = f"answer {answer[1]} of request {answer[0]}"
+        return {"expected": f"answer {index} of request {number}", "got": got}
+    got = answer[2:]
+    at = 0
+    for at, (one, other) in enumerate(zip_longest(expected, got)):
+        if one != other:
+            break
+    return {
+        "expected": f"answer {index} of request {number} goes on {expected[at:][:5]} "
+        f"after {at} tokens",
+        "got": f"{got[at:][:5]}",
+    }
+
+
 def compare(ours, got, setting):
     """What the learner's part made, with what the package's made."""
-    how = "in a large pool, with a prefix cache"
-    if setting == "tight":
-        how = "in a small pool, where some have to leave"
-    claim = f"[request, which answer, its tokens …], {how}, as with the package's"
-    expect(got["answers"], ours["answers"], claim)
+    how = HOW[setting]
+    claim = f"the same answers as with the package's part, {how}"
+    for right, answer in zip(ours["answers"], got["answers"], strict=False):
+        if answer != right:
+            fail(claim, **first_difference(right, answer))
+    expect(len(got["answers"]), len(ours["answers"]), f"{claim}: how many")
     expect(got["num_free"], ours["num_blocks"], f"free blocks at the end, {how}")
     if setting == "roomy":
         claim, hits = "what is cached is not computed again", got["num_hit_tokens"]

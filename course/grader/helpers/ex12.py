@@ -92,6 +92,12 @@ def let_go() -> None:
     _on[0].held = []
 
 
+def share(name: str) -> None:
+    """Somebody else holds the blocks of a request's first sequence, too."""
+    stage = _on[0]
+    stage.held += fork(_table(stage.sequences[name][0])).block_ids
+
+
 def remember(token_ids: list[int]) -> None:
     """A sequence of these tokens has run and gone: the prefix cache knows it."""
     table = _on[0].table()

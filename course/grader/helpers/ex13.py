@@ -12,8 +12,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers import MistralConfig
+from transformers.models.mistral.modeling_mistral import MistralForCausalLM
 from transformers.utils import logging
 
 from paged_attention import model_files
@@ -25,22 +25,24 @@ Part = Callable[[], dict[str, Any]]  # my_allocator and its like
 VOCAB = 96
 COMMON = {"block_size": 4, "token_budget": 16, "max_seqs": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "roomy": {"num_blocks": 64, "prefix_caching": True},
+    "roomy": {"num_blocks": 64, "prefix_caching": True},  # with a sliding window
     # 14 is what the largest request needs at its worst; two of them need more.
     "tight": {"num_blocks": 14, "prefix_caching": False},
 }
 QUESTIONS = ["What is the capital of France?", "Name three primes."]
+WINDOW = 7
 SMOLLM2_TOKENS = 4
 MOST_STEPS = 500  # it takes about a tenth of that
 
 
-def make_model() -> Any:
-    """A Llama of three layers, six heads over two; random, but with opinions.
+def make_model(window: int | None) -> Any:
+    """A Mistral of three layers, six heads over two; random, but with opinions.
 
-    With the usual, smaller weights it would repeat one token, whatever it attends to.
+    Each token sees itself and window - 1 before it; None: all. With the usual, smaller
+    weights it would repeat one token, whatever it attends to.
     """
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = MistralConfig(
         vocab_size=VOCAB,
         hidden_size=48,
         intermediate_size=64,
@@ -50,8 +52,9 @@ def make_model() -> Any:
         max_position_embeddings=128,
         initializer_range=0.3,
         tie_word_embeddings=False,
+        sliding_window=window,
     )
-    return LlamaForCausalLM(config)
+    return MistralForCausalLM(config)
 
 
 def requests() -> list[tuple[list[int], dict[str, Any]]]:
@@ -74,7 +77,9 @@ def requests() -> list[tuple[list[int], dict[str, Any]]]:
 
 def serve(setting: str, options: dict[str, Any]) -> dict[str, Any]:
     """Answers to all requests, by their place and index, and how it went."""
-    engine = Engine(make_model(), **COMMON, **SETTINGS[setting], **options)
+    # Without a prefix cache the engine would give back what the window has passed.
+    model = make_model(WINDOW if setting == "roomy" else None)
+    engine = Engine(model, **COMMON, **SETTINGS[setting], **options)
     answers: list[list[int]] = []
     for number, (prompt, params) in enumerate(requests()):
         engine.add_request(prompt, SamplingParams(ignore_eos=True, **params))
@@ -108,9 +113,10 @@ def _step(engine: Engine) -> list[list[int]]:
 # --- in the worker ---
 
 
-def keywords_of(part: Part) -> list[str]:
-    """The names under which a part is handed to the engine."""
-    return sorted(part())
+def keywords_of(part: Part) -> list[str] | str:
+    """The names under which a part is handed to the engine; else what came back."""
+    result: Any = part()
+    return sorted(result) if isinstance(result, dict) else repr(result)[:80]
 
 
 def serve_with(part: Part, setting: str, stem: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from course.grader.kernel_layout import mark_unwritten
 from course.grader.triton_inside import Watch, current
 from course.grader.unchanged import first_change
 
@@ -176,7 +177,9 @@ def _is_other(tensor: Any, watch: Watch) -> bool:
 
 def _fill(tensor: Any) -> None:
     """NaN for memory that holds anything: what no kernel writes is then seen."""
-    if tensor.is_floating_point():
+    if tensor.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        mark_unwritten(tensor)
+    elif tensor.is_floating_point():
         tensor.fill_(float("nan"))
     elif tensor.dtype in (torch.int32, torch.int64):
         tensor.fill_(torch.iinfo(tensor.dtype).max)

@@ -74,6 +74,9 @@ class Stage:
     def let_go(self) -> None:
         self._act("the blocks that somebody else took are free again", "let_go")
 
+    def share(self, name: str) -> None:
+        self._act(f"somebody else holds the blocks of {name}, too", "share", name)
+
     def remember(self, token_ids: list[int]) -> None:
         told = f"{len(token_ids)} tokens have run and gone; the prefix cache knows them"
         self._act(told, "remember", token_ids)
