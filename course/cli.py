@@ -8,6 +8,7 @@ that `course` starts at once.
 import argparse
 import json
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -98,6 +99,9 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, OSError):  # a folder that cannot be written, a full disk
         place = f"{error.filename}: " if error.filename else ""
         print(f"course: {place}{error.strerror or error}", file=sys.stderr)
+        return USAGE
+    if isinstance(error, tomllib.TOMLDecodeError):  # only files of the course are TOML
+        print(f"course: a .toml file: {error}; see git diff", file=sys.stderr)
         return USAGE
     if isinstance(error, ModuleNotFoundError):
         print(f"course: {error}; to repair .venv: make setup", file=sys.stderr)

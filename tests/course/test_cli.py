@@ -576,6 +576,14 @@ def test_a_library_that_is_not_installed_is_said_in_a_line(course, monkeypatch):
     assert said.endswith("; to repair .venv: make setup\n") and said.count("\n") == 1
 
 
+def test_a_damaged_manifest_is_said_in_a_line(course, tiny_course):
+    (tiny_course / "course" / "manifest.toml").write_text("chapter = [")
+    load.cache_clear()
+    code, said = course("status")
+    assert code == 2 and said.startswith("course: a .toml file: ")
+    assert said.count("\n") == 1
+
+
 def test_progress_is_ignored_by_git(course, tiny_course):
     course("hint", "0.1")
     assert (tiny_course / ".course" / ".gitignore").read_text() == "*\n"

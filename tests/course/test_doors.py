@@ -96,9 +96,10 @@ def test_the_script_in_a_copied_venv_refuses_too(checkout, tmp_path):
 
 
 def test_a_deleted_working_directory_is_said_in_a_line(tmp_path):
-    command = f'mkdir gone; cd gone; rmdir ../gone; "{sys.executable}" -m course status'
+    command = 'mkdir gone; cd gone; rmdir ../gone; exec "$0" "$1" status'
+    start = [sys.executable, str(ROOT / "course" / "__main__.py")]
     done = subprocess.run(
-        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True
+        ["sh", "-c", command, *start], cwd=tmp_path, capture_output=True, text=True
     )
     told = f"course: the working directory was deleted; type: cd {ROOT}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
