@@ -221,7 +221,9 @@ class WarmProcess:
         """
         if worker.status is not None:
             return worker.status
-        size = worker.output.stat().st_size
+        size = 0
+        with suppress(OSError):  # where no wall holds, it may have removed its output
+            size = worker.output.stat().st_size
         try:
             order = {"do": "reap", "wait": wait, "ask": ask}
             worker.status = int(self._order(order)["status"])
