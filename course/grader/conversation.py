@@ -105,6 +105,8 @@ class Conversation:
             raise unknown(read(path), name)
         message = {"do": "helper", "name": where}
         self.called.add(where)
+        # Some helpers are told by name which function to call.
+        self.called |= {f"{module}:{arg}" for arg in args if isinstance(arg, str)}
         text = told or call_text(name, args, {})
         declared = self._declared(member, name)
         brief = told is not None
