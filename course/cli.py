@@ -134,7 +134,12 @@ def _grade(session: Session) -> int:
         from course import grader
 
         ids = [chapter.id for chapter in exercises]
-        report = grader.grade(ids, target, root=session.root)
+        report = grader.grade(
+            ids,
+            target,
+            root=session.root,
+            begin=lambda stem: session.out.progress(f"grading {stem} …"),
+        )
     except Exception as error:
         if interrupt_in(error) is not None:
             raise

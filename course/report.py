@@ -86,7 +86,8 @@ class Reading:
                 repeated.append(f"{task.id} {task.title}: {same}")
                 continue
             known[error] = task.id
-            fields = list(self._fields(task, failure))
+            is_led = failure.follows in [each.id for each in tasks]
+            fields = list(self._fields(task, failure, is_led))
             self.out.box(f"{task.id} {task.title}", fields, style="red")
         if repeated:
             self.out.line()
@@ -113,9 +114,12 @@ class Reading:
             return f"course reset {number}"
         return f"change the file, then course grade {number}"
 
-    def _fields(self, task: "TaskResult", failure: "Failure") -> Iterator[Field]:
+    def _fields(
+        self, task: "TaskResult", failure: "Failure", is_led: bool
+    ) -> Iterator[Field]:
+        """is_led: another task that is shown may be the cause; so this one is short."""
         yield "claim", self._short(failure.claim or failure.test)
-        if failure.history:
+        if failure.history and not is_led:
             yield "done", self._short("\n".join(failure.history))
         if failure.expected:
             yield "expected", failure.expected
@@ -123,10 +127,13 @@ class Reading:
             yield "got", self._short(failure.got) + _about_none(failure)
         if failure.message:
             yield "what", self._short(failure.message)
-        yield from _printed(failure.printed)
+        if not is_led:
+            yield from _printed(failure.printed)
         if failure.location:
             yield "where", self._short(failure.location)
         yield "test", failure.test
+        if is_led:
+            yield "cause", f"may follow from {failure.follows}: look there first"
         yield "next", next_command(task.id, self.target)
 
     def _sum(self, report: "Report") -> None:

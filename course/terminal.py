@@ -64,6 +64,13 @@ class Out:
             self.stream.flush()
             self._is_transient = bool(text)
 
+    def progress(self, text: str) -> None:
+        """What is being done: a transient line, or off a terminal one on stderr."""
+        if self._console is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.transient(text)
+
     def row(self, cells: Sequence[str], widths: Sequence[int], style: str = "") -> None:
         """One row of a table without borders; its last cell may take several lines."""
         pairs = zip(cells[:-1], widths, strict=True)

@@ -37,6 +37,7 @@ class Conversation:
         self._contract = contract
         self._seconds = call_seconds
         self.num_calls = 0
+        self.called: set[str] = set()  # names of the learner's, "module:function"
         self.printed = printed  # the end of the worker's output so far
         self.file = file  # the learner's, and its text as it is graded
         self.source = source
@@ -49,6 +50,7 @@ class Conversation:
         """owner.name: a callable proxy, or the value of a property or attribute."""
         if isinstance(owner, Exercise):
             if name in self._contract.classes:
+                self.called.add(name)
                 wire = {"name": name}
                 return CallableProxy(self, name, wire, Member(name, "class", None))
             members, of = self._contract.members, None
@@ -60,6 +62,7 @@ class Conversation:
         if member is None or (type(of) is str and not member.static):
             raise unknown(self._contract, f"{owner!r}.{name}")
         label = name if of is None else f"{owner._label}.{name}"
+        self.called.add(name)
         if member.kind == "value":
             message = {"do": "get", "of": of, "name": name}
             return self._ask(message, [], label, self._declared(member, label))
@@ -101,6 +104,9 @@ class Conversation:
         if member is None:
             raise unknown(read(path), name)
         message = {"do": "helper", "name": where}
+        self.called.add(where)
+        # Some helpers are told by name which function to call.
+        self.called |= {f"{module}:{arg}" for arg in args if isinstance(arg, str)}
         text = told or call_text(name, args, {})
         declared = self._declared(member, name)
         brief = told is not None

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -30,9 +30,16 @@ _WITHOUT = (
 )
 
 
-def grade(exercise_ids: Sequence[str], target: Path, *, root: Path = ROOT) -> Report:
+def grade(
+    exercise_ids: Sequence[str],
+    target: Path,
+    *,
+    root: Path = ROOT,
+    begin: Callable[[str], None] = lambda stem: None,
+) -> Report:
     """Grade the answers in target, a folder, or a file if one exercise is asked for.
 
+    begin is told the stem of each exercise whose tests begin.
     GraderError if the grader itself failed. Learner code cannot cause that.
     """
     manifest = load(root)
@@ -46,7 +53,7 @@ def grade(exercise_ids: Sequence[str], target: Path, *, root: Path = ROOT) -> Re
         paper_in(Path(target), chapter, manifest, variant="learner")
         for chapter in chapters
     ]
-    results, walls = grade_papers(papers)
+    results, walls = grade_papers(papers, begin=begin)
     return Report(tuple(results), walls)
 
 
@@ -78,7 +85,9 @@ def grade_variants(
 
 @as_own_failures()
 def grade_papers(
-    papers: Sequence[Paper], first: Mapping[str, str] = MappingProxyType({})
+    papers: Sequence[Paper],
+    first: Mapping[str, str] = MappingProxyType({}),
+    begin: Callable[[str], None] = lambda stem: None,
 ) -> tuple[list[ExerciseResult], list[str]]:
     """Results in the order of papers, and the walls around the learner's code.
 
@@ -96,7 +105,7 @@ def grade_papers(
     try:
         for paper in sound:
             _start(warm, paper)  # they import while pytest is imported
-        graded = _run(sound, warm, snapshot, first) if sound else {}
+        graded = _run(sound, warm, snapshot, first, begin) if sound else {}
         walls = warm.walls
     except KeyboardInterrupt:
         warm.kill()  # nobody waits for what they still import
@@ -144,11 +153,26 @@ class _Order:
         )
 
 
+class _Begin:
+    """A pytest plugin: says which exercise's tests begin."""
+
+    def __init__(self, begin: Callable[[str], None]) -> None:
+        self._begin = begin
+        self._file = ""
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        file = nodeid.partition("::")[0]
+        if file != self._file:
+            self._file = file
+            self._begin(Path(file).stem.removeprefix("test_"))
+
+
 def _run(
     papers: Sequence[Paper],
     warm: WarmPool,
     snapshot: Snapshot,
     first: Mapping[str, str],
+    begin: Callable[[str], None],
 ) -> dict[Paper, ExerciseResult]:
     import pytest
 
@@ -166,7 +190,7 @@ def _run(
     ]
     arguments += [part for name in _WITHOUT for part in ("-p", f"no:{name}")]
     with _undisturbed(), isolation.unreadable_memory():
-        code = pytest.main(arguments, plugins=[verdict, _Order(first)])
+        code = pytest.main(arguments, plugins=[verdict, _Order(first), _Begin(begin)])
     if verdict.error is not None:
         raise verdict.error
     if code == pytest.ExitCode.INTERRUPTED:

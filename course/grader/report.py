@@ -27,6 +27,7 @@ class Failure:
     location: str | None = None  # the learner's file:line, if known
     waits_for: str = ""  # another task, if it is that one's stub that was called
     stub: str = ""  # the function that has this stub
+    follows: str = ""  # the task whose failure may be the cause of this one
 
     @property
     def is_unsolved(self) -> bool:

@@ -6,10 +6,11 @@ reports written by others play no part.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from course.grader.blame import followers
 from course.grader.errors import GraderError, is_machines
 from course.grader.explain import failure_of
 from course.grader.failures import NotVerified
@@ -37,6 +38,7 @@ class Score:
     tests: dict[str, str] = field(default_factory=dict)  # node id -> how far it came
     failure: Failure | None = None
     not_verified: str = ""  # why a test could not run
+    called: frozenset[str] = frozenset()  # by the test that failed
 
     def count(self, state: str) -> int:
         return list(self.tests.values()).count(state)
@@ -132,7 +134,9 @@ class Verdict:
         else:
             score.tests[item.nodeid] = "failed"
             conversation = item.stash.get(CONVERSATION, None)
-            score.failure = score.failure or failure_of(item, error, conversation)
+            if score.failure is None:
+                score.failure = failure_of(item, error, conversation)
+                score.called = frozenset(conversation.called if conversation else ())
 
     def _see_that_it_asked(self, item: pytest.Item) -> None:
         conversation = item.stash.get(CONVERSATION, None)
@@ -144,11 +148,32 @@ class Verdict:
 
     def result(self, paper: Paper) -> ExerciseResult:
         """The paper's marks, once the session is over."""
+        self._note_followers(paper)
         tasks = tuple(self._task_result(paper, task) for task in paper.tasks)
         problem, printed = self._exam.bench.load_problem(paper)
         stem, file = paper.chapter.exercise_stem, paper.file
         digest = self._exam.bench.snapshot.sha256(file)
         return ExerciseResult(stem, str(file), tasks, problem, printed, digest)
+
+    def _note_followers(self, paper: Paper) -> None:
+        failed = {
+            task.id: score
+            for task in paper.tasks
+            if (score := self._scores.get((paper, task.id)))
+            and score.failure is not None
+            and not (score.failure.is_unsolved or score.failure.waits_for)
+        }
+        if len(failed) < 2:
+            return
+        found = followers(
+            {task: score.called for task, score in failed.items()},
+            paper.chapter.solution_path.read_text(encoding="utf-8"),
+            self._exam.bench.snapshot.read(paper.file).decode("utf-8", "replace"),
+        )
+        for task, cause in found.items():
+            score = failed[task]
+            assert score.failure is not None, "only these are in failed"
+            score.failure = replace(score.failure, follows=cause)
 
     def _task_result(self, paper: Paper, task: Task) -> TaskResult:
         score = self._scores.get((paper, task.id), Score())
