@@ -95,7 +95,8 @@ def let_go() -> None:
 def share(name: str) -> None:
     """Somebody else holds the blocks of a request's first sequence, too."""
     stage = _on[0]
-    stage.held += fork(_table(stage.sequences[name][0])).block_ids
+    shared = fork(_table(stage.sequences[name][0])).block_ids
+    stage.held += [block_id for block_id in shared if block_id is not None]
 
 
 def remember(token_ids: list[int]) -> None:
