@@ -4,13 +4,16 @@ unexport PYTHONPATH
 export TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 RUN = .venv/bin/python -m
 
-.PHONY: lab test grade check build bench soak demo setup
+.PHONY: lab test proof grade check build bench soak demo setup
 
 lab: setup
 	@$(RUN) course lab
-test: setup
 # A process for each core, so one thread for each: more would wait for each other.
-	@OMP_NUM_THREADS=1 $(RUN) pytest -q -n logical --dist loadscope
+PYTEST = OMP_NUM_THREADS=1 $(RUN) pytest -q -n logical --dist loadscope
+test: setup
+	@$(PYTEST) -m "not proof"
+proof: setup
+	@$(PYTEST) -m proof
 grade: setup
 	@$(RUN) course grade $(N)
 check: setup

@@ -6,11 +6,20 @@ was set up for them. What takes longest begins first.
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from course.grader import grading
+from course.grader.plugin import EXAM
+from course.manifest import load
+
+# With it, an import of nbformat compiles 38 grammars, for addresses that no notebook
+# of ours has: two seconds in every process that collects these tests.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 SLOWEST_FIRST = (
     "test_chapters.py",
@@ -29,11 +38,15 @@ SLOWEST_FIRST = (
 
 
 def scope_of(nodeid: str) -> str:
-    """What stays in one process: a file, or of the answers those to one exercise."""
+    """What stays in one process: a file, or the exercises that import the same.
+
+    So their tests, and the answers to them, share warm processes (`kept_warm`).
+    """
     file = nodeid.partition("::")[0]
-    chapter = re.search(r"\[(\d\d)\b", nodeid)
-    if file.endswith("test_answers.py") and chapter:
-        return f"{file}::{chapter[1]}"
+    in_name = re.search(r"/exercises/test_ex(\d\d)_", file)
+    in_id = re.search(r"/test_answers\.py::\w+\[(\d\d)\b", nodeid)
+    if chapter := in_name or in_id:
+        return f"exercises with {load().chapter(chapter[1]).preload}"
     return file
 
 
@@ -74,6 +87,19 @@ def pytest_runtest_setup() -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         # Does nothing: the suite itself goes on when the terminal is closed.
         signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+@pytest.fixture(scope="module")
+def kept_warm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Grading uses the warm processes that the exercises' own tests use.
+
+    An import of torch takes two seconds, and each grading would begin with some.
+    """
+    pool = request.config.stash[EXAM].bench._warm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "close", lambda: None)
+        patch.setattr(grading, "WarmPool", lambda: pool)
+        yield
 
 
 @pytest.fixture

@@ -92,6 +92,7 @@ def defects(kernel: str, dtype: torch.dtype, got: Compiled) -> list[str]:
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
 def test_attention_compiles_well_for_llama(kernel, target):
@@ -105,12 +106,14 @@ def test_every_kernel_compiles_well_for_smollm2(kernel):
     assert not defects(kernel, torch.bfloat16, got)
 
 
+@pytest.mark.proof
 def test_float32_is_multiplied_exactly_and_without_tensor_cores():
     got = compile_launch(launch_of("decode", "SmolLM2-135M", torch.float32), "sm_80")
     assert not defects("decode", torch.float32, got)
     assert got.num_mma == 0 and "tf32" not in got.assembly
 
 
+@pytest.mark.proof
 def test_small_blocks_and_small_heads_compile_too(monkeypatch):
     """What the interpreter lets pass: tl.dot takes no side below 16."""
     monkeypatch.setitem(MODELS, "small", (2, 2, 8))
@@ -118,6 +121,7 @@ def test_small_blocks_and_small_heads_compile_too(monkeypatch):
         compile_launch(launch_of(kernel, "small", torch.float16, block_size=8), "sm_80")
 
 
+@pytest.mark.proof
 def test_a_base_that_is_not_aligned_costs_the_wide_loads():
     launch = launch_of("decode", "Llama-3-8B", torch.float16)
     got = compile_launch(launch, "sm_90", aligned=False)
@@ -141,6 +145,7 @@ def test_any_kernel_can_be_compiled():
     assert "ld.global" in got.assembly and got.num_registers > 0
 
 
+@pytest.mark.proof
 def test_a_stride_that_is_a_multiple_of_8_only_does_not_cost_the_wide_loads():
     for kernel in ("decode", "write_kv"):
         launch = launch_of(kernel, "head_dim 120", torch.float16)
@@ -161,6 +166,7 @@ def test_the_committed_table_is_complete_and_has_no_defect():
     assert {key: row["defects"] for key, row in rows.items() if row["defects"]} == {}
 
 
+@pytest.mark.proof
 def test_the_committed_table_says_what_is_compiled_today():
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     if table["triton"] != triton.__version__:

@@ -1,5 +1,6 @@
 """Compiling from a process that interprets: what goes over, and what comes back."""
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -28,6 +29,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+@pytest.mark.proof
 def test_the_source_holds_all_that_the_kernel_uses(tmp_path):
     file = tmp_path / "alone.py"
     file.write_text(source_of(stepping_kernel))
@@ -37,6 +39,7 @@ def test_the_source_holds_all_that_the_kernel_uses(tmp_path):
     assert got.target == "sm_80" and got.spill_bytes == 0 and max(got.load_bytes) >= 4
 
 
+@pytest.mark.proof
 def test_a_launch_is_compiled_as_it_would_be_here():
     query, caches = meta(4, 9, 64), [meta(9, 16, 3, 64)] * 2
     tables, lens = meta(4, 3, dtype=torch.int32), meta(4, dtype=torch.int32)
@@ -50,6 +53,7 @@ def test_a_launch_is_compiled_as_it_would_be_here():
     assert max(narrow.load_bytes) < 16
 
 
+@pytest.mark.proof
 def test_what_the_compiler_says_is_handed_on(tmp_path):
     file = tmp_path / "odd.py"
     file.write_text(source_of(stepping_kernel))
@@ -78,6 +82,7 @@ print(compile_in_subprocess(Job(stepping_kernel, arguments, "sm_80")))
 """
 
 
+@pytest.mark.proof
 def test_a_process_that_interprets_can_have_its_kernels_compiled():
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
     told = in_fresh_process(["-c", INTERPRETING], **environment)

@@ -69,6 +69,7 @@ def test_a_wrong_answer_is_not_timed():
             gpu.check("ours", wrong, right)
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_ends_with_2():
     done = subprocess.run([sys.executable, FILE], capture_output=True, text=True)
@@ -76,6 +77,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_2():
     assert "no GPU that torch can use" in done.stderr
 
 
+@pytest.mark.proof
 def test_the_whole_loop_runs_dry():
     command = [sys.executable, FILE, "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True)

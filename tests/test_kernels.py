@@ -29,9 +29,16 @@ def in_fresh_process(command: list[str], **environment: str) -> str:
     return done.stdout
 
 
+KERNELS = ["-m", "pytest", "-q", str(TESTS / "in_interpreter" / "kernels.py")]
+
+
 def test_kernels_in_the_interpreter():
-    file = str(TESTS / "in_interpreter" / "kernels.py")
-    in_fresh_process(["-m", "pytest", "-q", file], TRITON_INTERPRET="1")
+    in_fresh_process([*KERNELS, "-m", "not proof"], TRITON_INTERPRET="1")
+
+
+@pytest.mark.proof
+def test_kernels_in_the_interpreter_at_length():
+    in_fresh_process([*KERNELS, "-m", "proof"], TRITON_INTERPRET="1")
 
 
 @pytest.mark.gpu
@@ -39,7 +46,7 @@ def test_kernels_in_the_interpreter():
     not torch.cuda.is_available(), reason="not verified: there is no GPU"
 )
 def test_kernels_on_the_gpu():
-    in_fresh_process(["-m", "pytest", "-q", str(TESTS / "in_interpreter/kernels.py")])
+    in_fresh_process(KERNELS)
 
 
 ATTEND = """
@@ -60,11 +67,13 @@ def said(code: str, **environment: str) -> str:
     return in_fresh_process(["-c", ATTEND + code], **environment)
 
 
+@pytest.mark.proof
 def test_without_a_gpu_and_the_interpreter_a_kernel_call_says_what_to_do():
     told = said('attend(backend="triton")')
     assert "set TRITON_INTERPRET=1 in the environment before Python starts" in told
 
 
+@pytest.mark.proof
 def test_an_interpreter_that_is_wished_for_too_late_is_pointed_out():
     told = said(
         "import os, importlib\n"
@@ -76,6 +85,7 @@ def test_an_interpreter_that_is_wished_for_too_late_is_pointed_out():
     assert "Kernel > Restart" in told
 
 
+@pytest.mark.proof
 def test_without_triton_only_its_kernels_are_missing():
     told = said(
         'import sys\nsys.modules["triton"] = None\n'
@@ -85,6 +95,7 @@ def test_without_triton_only_its_kernels_are_missing():
     assert "need Triton, which is not installed" in told
 
 
+@pytest.mark.proof
 def test_float64_is_left_to_torch():
     told = said(
         "batch = make_batch([5], dtype=torch.float64)\n"

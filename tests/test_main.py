@@ -360,7 +360,10 @@ def in_a_terminal(folder, mark, number):
 
 @pytest.mark.parametrize(
     ("mark", "number"),
-    [(b"loading", signal.SIGINT), (b"pool at step", signal.SIGTERM)],
+    [
+        (b"loading", signal.SIGINT),
+        pytest.param(b"pool at step", signal.SIGTERM, marks=pytest.mark.proof),
+    ],
 )
 def test_a_real_process_ends_in_order_in_a_real_terminal(folder, mark, number):
     written, code = in_a_terminal(folder, mark, number)

@@ -1,5 +1,6 @@
 """Any sequence of operations on tables, forks and the prefix cache, all at once."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -62,5 +63,5 @@ class MemoryMachine(RuleBasedStateMachine):
         self.memory.check()
 
 
-TestAnySequenceOfOperations = MemoryMachine.TestCase
+TestAnySequenceOfOperations = pytest.mark.proof(MemoryMachine.TestCase)
 TestAnySequenceOfOperations.settings = settings(max_examples=150, derandomize=True)

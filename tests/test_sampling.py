@@ -147,6 +147,7 @@ def test_as_many_draws_as_rows():
         sample(LOGITS[None], [Draw(), Draw()])
 
 
+@pytest.mark.proof
 def test_random_numbers_are_the_same_in_another_process_and_differ_otherwise():
     code = "from paged_attention.sampling import random_number as r; print(r(7, 0, 12))"
     command = [sys.executable, "-c", code]

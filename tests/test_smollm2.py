@@ -18,9 +18,13 @@ def is_here() -> bool:
     return True
 
 
-pytestmark = pytest.mark.skipif(
-    not is_here(), reason="not verified: no model file; run: course get-model"
-)
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(
+        not is_here(),
+        reason="not verified: no model file; run: course get-model",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 A wrong answer is the solution with one place replaced, and the misconception behind it
 in words and the test that catches it, which runs first: the others then need not. All
-answers to one exercise are graded in one session.
+answers to one exercise are graded in one session. `make test` grades one wrong answer
+to each task, the first; `make proof` the others, and the right ones.
 """
 
 import tomllib
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from asked import asked
 
 from course.grader import ExerciseResult, grade_variants
 from course.manifest import Chapter, load
@@ -51,12 +53,16 @@ def right_answers(chapter: Chapter) -> dict[str, Path]:
     return {f"right {path.stem}": path for path in paths}
 
 
-def each_wrong_answer() -> pytest.MarkDecorator:
-    cases = [
-        pytest.param(chapter, entry, id=f"{chapter.id}-{entry['name']}")
-        for chapter in EXERCISES
-        for entry in wrong_answers(chapter)
-    ]
+def each_wrong_answer(*, proof: bool) -> pytest.MarkDecorator:
+    """With proof, all but the first answer to a task are marked so."""
+    cases = []
+    for chapter in EXERCISES:
+        tasks = set()
+        for entry in wrong_answers(chapter):
+            marks = [pytest.mark.proof] if proof and entry["task"] in tasks else []
+            tasks.add(entry["task"])
+            name = f"{chapter.id}-{entry['name']}"
+            cases.append(pytest.param(chapter, entry, id=name, marks=marks))
     return pytest.mark.parametrize(("chapter", "entry"), cases)
 
 
@@ -70,17 +76,25 @@ def each_right_answer() -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Grades all answers to an exercise when the first of them is asked for."""
+def results(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    kept_warm: None,
+) -> Results:
+    """Grades the answers to an exercise when the first of them is asked for."""
+    wrong, right = asked(request, "entry"), asked(request, "name")
 
     @cache
     def results_of(chapter: Chapter) -> dict[str, ExerciseResult]:
         folder = tmp_path_factory.mktemp(chapter.id)
         solution = chapter.solution_path.read_text(encoding="utf-8")
-        variants = right_answers(chapter)
+        answers = right_answers(chapter)
+        variants = {name: answers[name] for name in answers if name in right}
         own_task: dict[str, str] = {}
         first: dict[str, str] = {}
         for entry in wrong_answers(chapter):
+            if entry not in wrong:
+                continue
             own_task[entry["name"]] = entry["task"]
             first[entry["name"]] = entry["caught_by"]
             path = variants[entry["name"]] = folder / f"{entry['name']}.py"
@@ -105,7 +119,7 @@ def test_every_task_has_a_wrong_answer(chapter: Chapter) -> None:
     assert {entry["task"] for entry in wrong_answers(chapter)} == tasks
 
 
-@each_wrong_answer()
+@each_wrong_answer(proof=False)
 def test_a_wrong_answer_is_one_change_to_the_solution_with_a_reason(
     chapter: Chapter, entry: dict[str, str]
 ) -> None:
@@ -115,7 +129,7 @@ def test_a_wrong_answer_is_one_change_to_the_solution_with_a_reason(
     assert len(entry["misconception"].split()) >= 4
 
 
-@each_wrong_answer()
+@each_wrong_answer(proof=True)
 def test_a_wrong_answer_loses_its_own_task(
     results: Results, chapter: Chapter, entry: dict[str, str]
 ) -> None:
@@ -127,6 +141,7 @@ def test_a_wrong_answer_loses_its_own_task(
     assert task.failure.test == entry["caught_by"]
 
 
+@pytest.mark.proof
 @each_right_answer()
 def test_a_right_answer_of_another_kind_scores_everything(
     results: Results, chapter: Chapter, name: str

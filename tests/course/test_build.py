@@ -112,6 +112,7 @@ def test_a_cell_that_kills_the_kernel_fails_the_build_by_name(chapters):
     assert "cell 1 (import os; os._exit(1)): the kernel died" in failure_of(chapters[1])
 
 
+@pytest.mark.proof
 def test_ctrl_c_while_a_cell_runs_ends_the_build_in_order(chapters, tiny_course):
     code = "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)"
     chapters[1].source.write_text(f"```python\n{code}\ntime.sleep(60)\n```\n")

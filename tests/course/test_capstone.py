@@ -8,6 +8,8 @@ from course.grader.paper import Paper, paper_in
 from course.manifest import load
 from course.stubs import make_stub
 
+pytestmark = pytest.mark.proof
+
 CHAPTER = load().chapter(13)
 SOLUTION = load().chapter("04").solution_path.read_text(encoding="utf-8")
 TEXTS = {

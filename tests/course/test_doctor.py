@@ -43,6 +43,7 @@ BLOCKED = "raise ModuleNotFoundError(\"No module named '{0}'\", name='{0}')"
 PROGRAM = "#!/bin/sh\nexit {}\n"
 
 
+@pytest.mark.proof
 def test_every_probe_gives_lines_that_can_be_acted_on(patient):
     for probe in doctor.PROBES:
         for finding in probe(patient):
@@ -143,6 +144,7 @@ def test_a_missing_triton_is_broken_on_linux_and_not_here_elsewhere(
     assert finding.status == NOT_HERE and "09-11" in finding.text
 
 
+@pytest.mark.proof
 def test_a_triton_that_adds_up_wrongly_is_broken(patient, plant):
     """As Triton 3.1 did beside numpy 2: no error, and zeros."""
     plant(
@@ -211,6 +213,7 @@ def test_a_missing_jupyterlab_is_broken(patient, plant):
     assert finding.status == BROKEN and "jupyterlab" in finding.text
 
 
+@pytest.mark.proof
 def test_a_kernel_without_its_python_is_broken(patient, plant, tmp_path):
     kernel = (
         '{"argv": ["/gone/python", "-m", "x"], "display_name": "P", "language": ""}'

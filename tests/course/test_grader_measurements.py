@@ -16,6 +16,8 @@ from course.grader import ExerciseResult, GraderError, grade, grade_variants
 from course.grader.instruments import READ_AHEAD, ROOT, Instruments
 from course.manifest import load
 
+pytestmark = pytest.mark.proof
+
 # Takes away what stands between the learner's code and the course's modules.
 WITHOUT_GUARD = """
 import sys

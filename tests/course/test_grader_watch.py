@@ -14,6 +14,8 @@ from course.grader.isolation import MAX_TASKS
 from course.grader.limits import Look
 from course.grader.watch import MAX_ENTRIES, Watch
 
+pytestmark = pytest.mark.proof
+
 TOO_MUCH = (
     "MiB of memory, all its processes and files together (an exercise may use 128"
 )

@@ -111,6 +111,7 @@ def test_a_chapter_that_is_not_built_is_not_here_yet(tiny_course, capsys):
     assert "chapter 01, Goodbye, is not here yet" in said and "build" not in said
 
 
+@pytest.mark.proof
 def test_the_chapter_is_served_until_ctrl_c(tiny_course):
     """The printed address works as it stands, and nothing is left behind.
 
@@ -132,6 +133,7 @@ def test_the_chapter_is_served_until_ctrl_c(tiny_course):
     assert not _running(str(tiny_course))
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
 def test_the_server_ends_when_the_command_is_killed(tiny_course):
     server, said = _start(tiny_course, 8888)

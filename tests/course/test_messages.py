@@ -10,6 +10,8 @@ from course.grader import Failure, grade_variants
 from course.manifest import load
 from course.stubs import make_stub
 
+pytestmark = pytest.mark.proof
+
 
 def failure_of(task_id: str, text: str, folder: Path) -> Failure:
     """How the task fails in a file with this text."""

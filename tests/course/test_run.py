@@ -167,6 +167,7 @@ def test_with_pristine_stubs_all_parts_are_ours(course, ungraded):
     assert course.files() == before
 
 
+@pytest.mark.proof
 def test_what_is_solved_is_graded_first_and_serves(course):
     course.solve("04", "05")
     course.have_passed("05")
@@ -361,6 +362,7 @@ def test_a_number_of_tokens_that_is_none_is_wrong_usage(course, text):
     assert caught.value.code == 2
 
 
+@pytest.mark.proof
 def test_smollm2_answers_through_all_of_the_learners_parts(course, ungraded):
     try:
         model_path("smollm2")

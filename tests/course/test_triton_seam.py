@@ -19,9 +19,12 @@ from course.terminal import Out
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(
-    find_spec("triton") is None, reason="not verified: Triton is not installed"
-)
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(
+        find_spec("triton") is None, reason="not verified: Triton is not installed"
+    ),
+]
 
 MANIFEST = """
 [[chapter]]

@@ -440,6 +440,7 @@ def answers_of_smollm2():
         return None
 
 
+@pytest.mark.proof
 @task("13.6")
 def test_smollm2_answers_through_all_parts_that_are_solved(exercise):
     expected = answers_of_smollm2()
