@@ -34,7 +34,7 @@ class Hidden:
 
     def __init__(self, kind: Any, name: str = "Hidden") -> None:
         self.kind = kind
-        self.name = name  # of the class, as the learner sees it
+        self.name = name  # as the learner sees it
         self.is_class = isinstance(kind, type)
         # Without object, and the class itself last: it overrides what it inherits.
         bases = reversed(kind.__mro__[:-1]) if self.is_class else ()
@@ -48,6 +48,8 @@ class Hidden:
         self.values = [name for name, value in public.items() if not callable(value)]
 
     def __repr__(self) -> str:
+        if self.name != "Hidden":
+            return self.name
         return f"a hidden {'class' if self.is_class else 'function'}"
 
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# A NaN that no calculation gives: where it is left, nothing was stored. Per dtype: the
-# integer of its size, and the bits.
+# A NaN that no calculation makes anew: where it is left, nothing was stored. Per dtype:
+# the integer of its size, and the bits.
 _UNWRITTEN = {
     "float32": ("int32", 0x7FC0DEAD),
     "float16": ("int16", 0x7E5A),

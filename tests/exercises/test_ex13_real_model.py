@@ -67,9 +67,8 @@ class Search:
         """One step; everything that was promised is checked."""
         minimum = self._copies_needed(log_probs, width)
         call = self.exercise.beam_step
-        beams, copies = call(
-            self.beams, log_probs, width, Hidden(fork), Hidden(copy_on_write)
-        )
+        functions = Hidden(fork, "fork"), Hidden(copy_on_write, "copy_on_write")
+        beams, copies = call(self.beams, log_probs, width, *functions)
         self._check_choice(beams)
         tables = [table for table, _, _ in beams]
         self._check_tables(tables)

@@ -85,10 +85,17 @@ def check_order(state: State, order: Iterable[str]) -> None:
     """order: the names of all requests, as they came."""
     waiting = ""
     for name in order:
-        if not waiting and {"waiting", "preempted"} & statuses(state, name):
+        found = statuses(state, name) - {"finished"}
+        expect_that(
+            len(found) <= 1,
+            f"the sequences of {name} run, leave and wait together",
+            got=f"some are {' and some '.join(sorted(found))}",
+            expected="one status for all of them",
+        )
+        if not waiting and {"waiting", "preempted"} & found:
             waiting = name
         expect_that(
-            not (waiting and "running" in statuses(state, name)),
+            not (waiting and "running" in found),
             "first come, first served: nobody overtakes",
             got=f"{name} runs while {waiting} waits",
             expected=f"{waiting} runs first: it came before {name}",
