@@ -52,7 +52,8 @@ or nothing: OutOfBlocksError if there are too few, ValueError if n < 0.
 
 If the last block is partly filled and others hold it too (its ref_count is above 1),
 they would read what is written there: SharedBlockError, unless n is 0. A full last
-block may be shared, since nothing more is written to it.
+block may be shared, since nothing more is written to it. Where the partly filled block
+is a hole, nothing can be written: ValueError, unless n is 0.
 
 
 Task 5.3   many at once
@@ -170,4 +171,4 @@ def kernel_slots(
     raise NotImplementedError("exercise 5.4: the slots of each sequence, from the rectangle alone")
 
 
-# pristine stub, sha256 of the lines above: 6a02c389cf37655a
+# pristine stub, sha256 of the lines above: 15542807fb7c1e05

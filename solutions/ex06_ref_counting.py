@@ -92,12 +92,12 @@ all promises are kept. Raise AssertionError, best with a sentence that says what
 wrong, if not; `assert x == y, "sentence"` does that. Any other exception that escapes
 counts as a find as well.
 
-Your function is called with eight sets that have one bug each, of the kinds that
-chapter 06 shows, and with three that are right: their allocators hand out blocks in
-different orders. (Not the same eight: a stale hash needs an index, and there is none
-here; another one is new.) It must find every wrong one and accuse no right one. It may
-use each set as often as it likes (50,000 calls of methods, 5 seconds). To try it on
-what is right, with your own solutions of 6.1 and 6.2, type in a terminal
+Your function is called with eleven sets that have one bug each, and with three that are
+right: their allocators hand out blocks in different orders. Most of the bugs are of the
+kinds that chapter 06 shows; others break a promise above, such as which error a call
+raises. It must find every wrong one and accuse no right one. It may use each set as
+often as it likes (50,000 calls of methods, 5 seconds). To try it on what is right, with
+your own solutions of 6.1 and 6.2, type in a terminal
 
     cd exercises
     ../.venv/bin/python -i ex06_ref_counting.py

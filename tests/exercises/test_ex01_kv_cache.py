@@ -85,6 +85,8 @@ def test_a_full_block_needs_no_second_block(exercise):
 def test_the_weights_come_first(exercise):
     claim = "of 140 bytes the weights take 100; one block is left"
     expect(sequences(exercise, 140, 100, [4, 4]), 1, claim)
+    claim = "of 80 bytes the weights take 39; in the other 41 is one block of 40"
+    expect(sequences(exercise, 80, 39, [4, 4]), 1, claim)
 
 
 @task("1.2")
@@ -159,6 +161,23 @@ class Tokens:
         rows = (self.queries[token], self.keys[token], self.values[token])
         got = layer.step(*(row.to(dtype) for row in rows))
         expect_close(got, self.whole[token].to(dtype), claim, atol=atol)
+
+
+    def expect_steps(self, exercise, sizes, claim):
+        """All steps at once, through three tensors that are used again and again."""
+        layer = exercise.CachedAttention(*sizes)
+        helper = "course.grader.helpers.ex01:steps_with_reused_tensors"
+        rows = (self.queries, self.keys, self.values)
+        story = [
+            f"layer = CachedAttention{sizes}",
+            f"layer.step(query, key, value), {len(self.keys)} times; after each step "
+            "the caller fills its three tensors with NaN, then with the next token",
+        ]
+        try:
+            got = in_worker(exercise, helper, layer, *rows)
+        finally:
+            rewrite_history(exercise, story)
+        expect_close(got, self.whole, claim, atol=1e-12)
 
 
 @task("1.3")
@@ -257,20 +276,15 @@ def test_large_scores_stay_finite(exercise):
 @task("1.3")
 def test_the_caller_may_overwrite_its_tensors(exercise):
     tokens = Tokens(5, 4, 2, 3)
-    layer = exercise.CachedAttention(4, 2, 3)
-    helper = "course.grader.helpers.ex01:steps_with_reused_tensors"
-    rows = (tokens.queries, tokens.keys, tokens.values)
-    try:
-        got = in_worker(exercise, helper, layer, *rows)
-    finally:
-        story = [
-            "layer = CachedAttention(4, 2, 3)",
-            "layer.step(query, key, value), five times; after each step the caller "
-            "fills its three tensors with NaN, then with the next token",
-        ]
-        rewrite_history(exercise, story)
     claim = "the same three tensors, filled with NaN after each step and used again"
-    expect_close(got, tokens.whole, claim, atol=1e-12)
+    tokens.expect_steps(exercise, (4, 2, 3), claim)
+
+
+@task("1.3")
+def test_a_long_sequence_is_kept_whole(exercise):
+    tokens = Tokens(600, 1, 1, 1)
+    claim = "600 tokens: however many come, all are kept"
+    tokens.expect_steps(exercise, (1, 1, 1), claim)
 
 
 @task("1.3")

@@ -528,6 +528,10 @@ RACES = [
     (2, [], ["allocate_many", 2], ALLOCATE),
     (2, [1], ["allocate_many", 1], ["free_many", [0]]),
     (2, [1, 1], ["free_many", [0, 1]], ["free", 1]),
+    # A refused call must not show what it would have done: no block is taken for a
+    # moment, none is free for a moment.
+    (2, [], ["allocate_many", 3], ALLOCATE),
+    (1, [1], ["free_many", [0, 0]], ALLOCATE),
 ]
 
 

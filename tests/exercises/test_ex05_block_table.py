@@ -168,10 +168,15 @@ def test_what_is_changed_outside_does_not_change_the_table(exercise):
     pool = given_pool(exercise, 8, SCATTERED)
     table, ids = filled(exercise, pool, 4, 8)
     got = in_worker(exercise, f"{HELPERS}:block_ids_after_a_change", table)
-    expect(got, ids, "block_ids, after the list that it gave was changed")
+    make = f"table = LogicalTable(pool, 4, {ids}, 8)"
+    rewrite_history(exercise, [make, "table.block_ids.append(99)", "table.block_ids"])
+    expect(got, ids, "what is done to the list that block_ids gave is not seen")
     helper = f"{HELPERS}:block_ids_after_a_change_of_what_was_given"
     got = in_worker(exercise, helper, exercise.LogicalTable, pool, 4, list(ids))
-    expect(got, ids, "block_ids, after the list that the table was given was changed")
+    make = "table = LogicalTable(pool, 4, ids, 8)"
+    story = [f"ids = {ids}", make, "ids[0] = 99", "ids.append(77)", "table.block_ids"]
+    rewrite_history(exercise, story)
+    expect(got, ids, "what is done to the list that the table was given is not seen")
 
 
 # 5.2
@@ -276,7 +281,18 @@ def test_a_shared_block_is_not_written(exercise):
 
 
 @task("5.2")
-def test_no_tokens_may_be_appended_to_a_shared_block(exercise):
+def test_a_hole_is_not_written(exercise):
+    pool = given_pool(exercise, 4)
+    table = exercise.LogicalTable(pool, 4, [None], 3)
+    call = table.append_tokens
+    claim = "the last block has room for one token, but it is a hole"
+    for n in (2, 1, 5):
+        expect_refused(ValueError, call, n, table=table, pool=pool, claim=claim)
+    expect(table.append_tokens(0), [], "append_tokens(0) writes nothing")
+
+
+@task("5.2")
+def test_appending_nothing_to_a_shared_block_is_allowed(exercise):
     pool = given_pool(exercise, 8, SCATTERED)
     table, ids = filled(exercise, pool, 4, 6)
     pool.share(ids[1])

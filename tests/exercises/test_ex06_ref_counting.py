@@ -193,7 +193,8 @@ def test_a_fork_is_not_half_done(exercise):
 
 
 def copied(exercise, table, expected, claim):
-    expect(exercise.copy_before_write(table), expected, claim)
+    rule = "; a pair is (source, destination)" if expected else ""
+    expect(exercise.copy_before_write(table), expected, claim + rule)
 
 
 @task("6.2")
@@ -401,6 +402,7 @@ RELEASES = [
 def test_a_block_is_freed_by_its_last_holder(exercise):
     for tables, order, freed, claim in RELEASES:
         rewrite_history(exercise)
+        claim += ": a block is freed by the last of all tables that hold it"
         expect(exercise.freed_by_each(tables, order), freed, claim)
 
 
@@ -462,6 +464,13 @@ PICTURES = [
         2,
         set(),
         "all tokens are the same; both had computed the first two, in 0 and in 2",
+    ),
+    (
+        [[0, 1], [2, 1]],
+        [[7, 8, 9, 9], [8, 7, 9, 9]],
+        2,
+        {1},
+        "the tokens before block 1 are the same two, in another order",
     ),
     (
         [[0, 1], [1]],

@@ -16,6 +16,7 @@ from course.grader import (
     expect_that,
     in_worker,
     measured,
+    rewrite_history,
     task,
 )
 from course.grader.failures import fail
@@ -75,12 +76,14 @@ def expect_different(exercise, one, two, claim):
     """Of two sequences of one block or more, the last block's hashes differ."""
     first = exercise.block_hashes(one, 4)[-1]
     second = exercise.block_hashes(two, 4)[-1]
-    expect_that(first != second, claim, got=second, expected=f"not {first} as well")
+    expected = f"another hash than {first}, which {one} has"
+    expect_that(first != second, claim, got=second, expected=expected)
 
 
 @task("7.1")
 def test_every_token_counts(exercise):
     for place in range(4):
+        rewrite_history(exercise)
         other = tokens(4)
         other[place] = 99
         claim = f"another token at place {place} gives another hash"
@@ -166,7 +169,10 @@ def test_at_least_one_token_is_left_over(exercise):
     index = index_of(exercise)
     index.remember([5, 3], tokens(8))
     for num_tokens, found in [(3, 0), (4, 0), (5, 1), (7, 1), (8, 1), (9, 2), (20, 2)]:
-        claim = f"{num_tokens} tokens, of which the first 8 are known"
+        claim = (
+            f"match is asked with {num_tokens} tokens, {min(num_tokens, 8)} of them are "
+            "known; one at least must be left over for the model"
+        )
         expect(index.match(tokens(num_tokens)), [5, 3][:found], claim)
 
 
@@ -340,10 +346,17 @@ def test_a_hit_is_certain_whatever_the_hash_function_does(exercise, weak):
             content_of[block_id] = prompt[:end]
         for asked in PROMPTS:
             hits = index.match([*asked, 9])
-            expected = [asked[: 2 * i + 2] for i in range(len(hits))]
-            got = [content_of.get(block_id, []) for block_id in hits]
-            claim = f"all tokens up to the end of the blocks {hits}; on this hash "
-            expect(got, expected, f"{claim}function ({weak.__name__}) contents collide")
+            for i, block_id in enumerate(hits):
+                wanted, held = asked[: 2 * i + 2], content_of.get(block_id)
+                claim = (
+                    "a hit is a block of just these tokens, those in front included; "
+                    f"with this hash function ({weak.__name__}) contents collide"
+                )
+                got, expected = f"{hits}: block {block_id} is that of {held}", (
+                    f"no hit, or a block of {wanted}"
+                )
+                if held != wanted:
+                    fail(claim, expected=expected, got=got)
         first = content_of[0]
         got = index.match([*first, 9])
         expect(got, [0], "what was known first is still found")
@@ -547,6 +560,20 @@ def test_a_block_that_is_not_in_use_stops_all(exercise):
 
 
 @task("7.3")
+def test_a_block_that_is_not_in_use_stops_all_also_where_its_content_is_known(exercise):
+    index, pool, ids = published(exercise, num_tokens=4)
+    (other,) = pool.allocate_many(1)
+    pool.free(other)
+    claim = (
+        f"nobody holds block {other}; that block {ids[0]} holds the same tokens does "
+        "not matter"
+    )
+    expect_raises(ValueError, index.publish, [other], tokens(4), claim=claim)
+    expect(counts(pool, [*ids, other]), [2, 0], "nothing has changed (ref_counts)")
+    expect(index.match(tokens(5)), ids, "the block in use is found as before")
+
+
+@task("7.3")
 def test_acquire_holds_what_it_finds(exercise):
     index, pool, ids = published(exercise)
     expect(
@@ -708,9 +735,17 @@ def test_the_sequence_that_was_released_first_is_evicted_first(exercise):
     index.release(new)
     for evicted, found in enumerate([(1, 2), (0, 2), (0, 1), (0, 0)], start=1):
         index.allocate_many(1)
-        got = index.match(tokens(9, 10)), index.match(tokens(9, 50))
-        claim = f"with {evicted} blocks evicted, the least recently used are not found"
-        expect(tuple(map(len, got)), found, claim)
+        claim = (
+            f"{evicted} blocks evicted: what was released first goes first, its end "
+            "before its beginning"
+        )
+        expect_found(index, {10: found[0], 50: found[1]}, claim, num_tokens=9)
+
+
+def expect_found(index, num_found, claim, num_tokens=5):
+    """How many blocks are found of each sequence, which is named by its first token."""
+    got = {first: len(index.match(tokens(num_tokens, first))) for first in num_found}
+    expect(got, num_found, f"{claim} (first token of a sequence: blocks found)")
 
 
 @task("7.4")
@@ -720,9 +755,8 @@ def test_what_was_used_again_is_evicted_later(exercise):
         index.release(run(index, tokens(4, first)))
     index.release(index.acquire(tokens(5, 10)))
     index.allocate_many(2)
-    found = [len(index.match(tokens(5, first))) for first in (10, 50, 90)]
-    claim = "of three sequences the first is found, as it was used once more at the end"
-    expect(found, [1, 0, 0], claim)
+    claim = "acquired and released once more, the first was used last, so it goes last"
+    expect_found(index, {10: 1, 50: 0, 90: 0}, claim)
 
 
 @task("7.4")
@@ -732,8 +766,8 @@ def test_looking_is_not_using(exercise):
         index.release(run(index, tokens(4, first)))
     index.match(tokens(5, 10))
     index.allocate_many(1)
-    found = [len(index.match(tokens(5, first))) for first in (10, 50)]
-    expect(found, [0, 1], "the first was released the longest ago; match is no release")
+    claim = "the first was released the longest ago; to match is not to use"
+    expect_found(index, {10: 0, 50: 1}, claim)
 
 
 @task("7.4")
@@ -745,9 +779,8 @@ def test_the_last_holder_counts(exercise):
     index.release(run(index, tokens(4, 50)))
     index.release(ids)
     index.allocate_many(1)
-    found = [len(index.match(tokens(5, first))) for first in (10, 50)]
     claim = "of the first block one holder went early, but the other one last of all"
-    expect(found, [1, 0], claim)
+    expect_found(index, {10: 1, 50: 0}, claim)
 
 
 @task("7.4")
@@ -932,7 +965,10 @@ class Books:
     def agree(self):
         held = [b for each in self.running for b in each] + list(self.known.values())
         expected = [held.count(b) for b in range(self.pool.num_blocks)]
-        claim = f"sequences {self.running} and the index hold the blocks (ref_counts)"
+        claim = (
+            f"ref_counts: sequences {self.running} and the index, which remembers "
+            f"{sorted(self.known.values())}, hold the blocks"
+        )
         expect(self.pool._counts, expected, claim)
         expected = self.pool.num_free + len(self.idle)
         expect(self.index.num_free, expected, "blocks that can be had")

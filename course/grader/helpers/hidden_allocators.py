@@ -270,6 +270,43 @@ class CannotFillThePool(Right):
         return n < len(self._free)
 
 
+class RaisesIndexErrorWhenEmpty(Right):
+    """allocate raises an IndexError when no block is free, as list.pop does"""
+
+    def allocate(self) -> int:
+        if not self._free:
+            raise IndexError("pop from empty list")
+        return super().allocate()
+
+
+class RaisesIndexErrorForBadIds(Right):
+    """an id that does not exist is an IndexError, as a list raises it"""
+
+    def ref_count(self, block_id: int) -> int:
+        if not 0 <= block_id < len(self._counts):
+            raise IndexError("list index out of range")
+        return self._counts[block_id]
+
+
+class CallsDoubleFreesValueErrors(Right):
+    """a second free is refused, but with a plain ValueError"""
+
+    def free(self, block_id: int) -> None:
+        if self.ref_count(block_id) == 0:
+            raise ValueError(f"block {block_id} is free already")
+        super().free(block_id)
+
+
+class CountsBeforeItRefuses(Right):
+    """share refuses a free block, but has counted the new holder by then"""
+
+    def share(self, block_id: int) -> None:
+        count = self.ref_count(block_id)
+        self._counts[block_id] += 1
+        if count == 0:
+            raise ValueError(f"block {block_id} is free")
+
+
 WRONG = [
     FreeIgnoresCount,
     AcceptsDoubleFree,
@@ -287,4 +324,8 @@ WRONG = [
     HandsOutTwice,
     TakesNegativeIds,
     CannotFillThePool,
+    RaisesIndexErrorWhenEmpty,
+    RaisesIndexErrorForBadIds,
+    CallsDoubleFreesValueErrors,
+    CountsBeforeItRefuses,
 ]

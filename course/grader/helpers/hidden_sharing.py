@@ -16,7 +16,7 @@ from course.grader.helpers.hidden_allocators import (
 )
 from paged_attention.block import num_blocks_for
 from paged_attention.block_table import BlockTable
-from paged_attention.errors import OutOfBlocksError
+from paged_attention.errors import OutOfBlocksError, SharedBlockError
 from paged_attention.sharing import copy_on_write, fork
 
 Pairs = list[tuple[int, int]]
@@ -228,6 +228,31 @@ def fork_with_the_same_list(table: Any) -> Any:
     return child
 
 
+class RefusesByAnotherName(BlockTable):
+    def append_tokens(self, n: int) -> list[int]:
+        try:
+            return super().append_tokens(n)
+        except SharedBlockError as error:
+            raise ValueError(str(error)) from None
+
+
+class TakesBeforeItRefuses(BlockTable):
+    def append_tokens(self, n: int) -> list[int]:
+        try:
+            return super().append_tokens(n)
+        except SharedBlockError:
+            if self.allocator.num_free:
+                self.allocator.allocate()
+            raise
+
+
+def copy_from_an_empty_list(table: Any) -> Pairs:
+    try:
+        return copy_on_write(table)
+    except OutOfBlocksError:
+        raise IndexError("pop from empty list") from None
+
+
 WRONG = [
     SharingSet(
         "fork counts nothing",
@@ -274,5 +299,21 @@ WRONG = [
         "the fork's list of blocks is its parent's: what one does changes both",
         "what happens to the table that you did not touch?",
         fork=fork_with_the_same_list,
+    ),
+    SharingSet(
+        "append_tokens refuses a block that others read, but has taken a new one by "
+        "then, which nobody holds",
+        "what must be true of the pool after a call that had to raise?",
+        table_class=TakesBeforeItRefuses,
+    ),
+    SharingSet(
+        "append_tokens refuses a block that others read with a plain ValueError",
+        "which error does each call promise?",
+        table_class=RefusesByAnotherName,
+    ),
+    SharingSet(
+        "copy_on_write raises an IndexError when no block is free for the copy",
+        "which error does each call promise?",
+        copy_on_write=copy_from_an_empty_list,
     ),
 ]

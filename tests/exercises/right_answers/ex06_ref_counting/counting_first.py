@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+from paged_attention.errors import OutOfBlocksError, SharedBlockError
+
 
 def fork_table(table):
     pool = table.allocator
@@ -74,9 +76,10 @@ def check_sharing(allocator_class, table_class, fork, copy_on_write):
             try:
                 table.append_tokens(1)
                 refused = False
-            except ValueError:
+            except SharedBlockError:
                 refused = True
             assert refused, "both still read the last block"
+            assert pool.num_free == 4, "refused: nothing is taken"
         [(source, copy)] = copy_on_write(b)
         assert (source, b.block_ids) == (second, [first, copy])
         assert a.block_ids == [first, second], "the parent keeps its list"
@@ -102,7 +105,7 @@ def check_sharing(allocator_class, table_class, fork, copy_on_write):
     b = fork(a)
     try:
         copy_on_write(b)
-    except Exception:
+    except OutOfBlocksError:
         assert pool.ref_count(0) == 2 and b.block_ids == [0], "out of blocks"
     else:
         raise AssertionError("no block could be had")
