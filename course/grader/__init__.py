@@ -12,8 +12,8 @@ The way from a test to the learner's code, and who does what on it:
 
 Around it: grading runs one pytest session (plugin) over papers, verdict keeps score,
 bench and warm hand out workers, which zygote forks behind the walls of isolation, and
-watch looks at what they use; hidden lends them objects of the grader; history, explain
-and report tell what happened.
+watch looks at what they use, limits at how long; hidden lends them objects of the
+grader; history, explain and report tell what happened.
 
 Tests of Triton exercises speak through kernels (with kernel_layout, kernel_checks and
 kernel_source); in the worker triton_inside watches what kernels do (kernel_memory), and

@@ -84,7 +84,7 @@ def _hide_course() -> None:
 
 def _build_walls(config: dict[str, Any], alone: bool) -> list[str]:
     # What is built here cannot be taken down again, and passes on to every worker.
-    walls = ["a process of its own, ended at its deadline"]
+    walls = ["a process of its own, ended when its time is up"]
     if alone:
         isolation.limit_processes()
         walls.append("namespaces: it can name no process but its own, nor a network")

@@ -101,7 +101,7 @@ def test_the_report_names_the_walls_that_hold(
     monkeypatch.setattr(isolation, "LAYERS", ())
     without = grade(["5"], tmp_path / "solutions", root=tmp_path)
     assert with_all.ok and without.ok
-    assert without.isolation[0] == "a process of its own, ended at its deadline"
+    assert without.isolation[0] == "a process of its own, ended when its time is up"
     walls = " ".join(without.isolation)
     assert "namespaces" not in walls and "read-only" not in walls
     assert set(without.isolation) <= set(with_all.isolation)
