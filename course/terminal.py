@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -66,10 +67,11 @@ class Out:
 
     def progress(self, text: str) -> None:
         """What is being done: a transient line, or off a terminal one on stderr."""
-        if self._console is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
+        if self._console is not None:
             self.transient(text)
+        elif sys.stderr is not None:
+            with suppress(OSError):  # nobody reads it
+                print(text, file=sys.stderr, flush=True)
 
     def row(self, cells: Sequence[str], widths: Sequence[int], style: str = "") -> None:
         """One row of a table without borders; its last cell may take several lines."""

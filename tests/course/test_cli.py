@@ -49,7 +49,7 @@ def course(tiny_course, monkeypatch, capsys):
     monkeypatch.setattr(
         grader,
         "grade",
-        lambda ids, target, root: on_file(result(), root),
+        lambda ids, target, root, begin: on_file(result(), root),
         raising=False,
     )
 
@@ -73,9 +73,10 @@ def on_file(report, root):
 
 
 def graded(monkeypatch, report):
-    def grade(ids, target, root):
+    def grade(ids, target, root, begin):
         if isinstance(report, Exception):
             raise report
+        begin("ex00_hello")
         asked.append((list(ids), target))
         return on_file(report, root)
 
@@ -136,7 +137,7 @@ def test_a_signal_ends_a_command_in_order(course, monkeypatch, name, hang_up):
     before = signal.getsignal(number)
     ended = []
 
-    def grade(ids, target, root):
+    def grade(ids, target, root, begin):
         try:
             os.kill(os.getpid(), number)
         except KeyboardInterrupt:  # as pytest does, which knows nothing of signals
@@ -163,7 +164,7 @@ def test_a_signal_within_a_callback_of_c_code_is_not_lost(
             signal.raise_signal(number)
             passed.append([None for _ in range(9)])
 
-    def grade(ids, target, root):
+    def grade(ids, target, root, begin):
         Callback()
         passed.append("the callback")
         if goes_on:
@@ -184,7 +185,7 @@ def test_what_else_is_raised_in_a_callback_is_reported_as_ever(course, monkeypat
         def __del__(self):
             raise ValueError("of the callback")
 
-    def grade(ids, target, root):
+    def grade(ids, target, root, begin):
         Callback()
         return on_file(result(), root)
 
@@ -219,7 +220,8 @@ def test_a_reader_who_has_left_is_no_failure_of_what_only_tells(
 ):
     graded(monkeypatch, result("failed", FAILURE))
     with nobody_reads():
-        assert course(*words) == (code, "")
+        ended, said = course(*words)
+    assert (ended, said.replace("grading ex00_hello …\n", "")) == (code, "")
 
 
 def test_what_was_graded_is_written_though_nobody_reads(course, tmp_path):
@@ -290,6 +292,14 @@ def test_grading_asks_for_the_named_exercises_once_each(course, monkeypatch):
     course("grade", "00", "0", "ex00_hello")
     course("grade")
     assert [ids for ids, _ in asked] == [["00"], ["00"]]
+
+
+def test_off_a_terminal_too_grading_says_where_it_is(tiny_course, monkeypatch, capsys):
+    graded(monkeypatch, result())
+    main(["grade", "0"], tiny_course)
+    printed = capsys.readouterr()
+    assert printed.err == "grading ex00_hello …\n"
+    assert "grading" not in printed.out  # what is kept in a file is the report alone
 
 
 def test_the_learners_files_are_graded_unless_a_target_is_given(
@@ -563,7 +573,10 @@ def test_a_file_that_may_not_be_read_is_answered_with_chmod(
         result("failed", FAILURE).exercises[0], path=str(path), problem="no"
     )
     monkeypatch.setattr(
-        grader, "grade", lambda ids, target, root: Report((exercise,)), raising=False
+        grader,
+        "grade",
+        lambda ids, target, root, begin: Report((exercise,)),
+        raising=False,
     )
     said = course("grade", "0")[1]
     assert f"next  {wanted}" in said and "change the file" not in said
