@@ -97,8 +97,9 @@ def kept_warm(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     pool = request.config.stash[EXAM].bench._warm
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "close", lambda: None)
-        patch.setattr(grading, "WarmPool", lambda: pool)
+        if pool is not None:  # it is where all runs in one process, as with --pdb
+            patch.setattr(pool, "close", lambda: None)
+            patch.setattr(grading, "WarmPool", lambda: pool)
         yield
 
 

@@ -10,6 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import zip_longest
 
+import pytest
+
 from course.grader import (
     Hidden,
     expect,
