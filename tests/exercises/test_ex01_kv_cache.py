@@ -212,7 +212,16 @@ def test_products_become_scores_and_scores_become_weights(exercise):
         "head_dim 4: query · key is 2 ln 3 for the first token and 0 for the second; "
         "the weights are 3/4 and 1/4, so the result is 3/4 of the first value"
     )
-    expect_close(got, ones * 0.75, claim, atol=1e-12)
+    expect_close(got, ones * 0.75, claim, atol=1e-6)
+
+
+@task("1.3")
+def test_float64_is_not_rounded_on_the_way(exercise):
+    tokens = Tokens(2, 1, 1, 2)
+    layer = exercise.CachedAttention(1, 1, 2)
+    for token in range(2):
+        claim = f"token {token}: float64 in and out, not rounded to float32 in between"
+        tokens.expect_step(layer, token, claim)
 
 
 @task("1.3")
@@ -346,6 +355,7 @@ def test_the_batch_is_the_smallest_that_will_do(exercise):
         (101, 10, 5),
         (99, 10, 5),
         (7, 3, 1),
+        (9_999_999, 10, 1_000_000),
     ]:
         batch = exercise.cache_heavy_batch(weight_bytes, token_bytes, context_len)
         cache_bytes = context_len * token_bytes

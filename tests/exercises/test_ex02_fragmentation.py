@@ -86,8 +86,8 @@ def full_row(exercise, start, size):
 def test_free_places_that_are_scattered_are_external_waste(exercise):
     row = full_row(exercise, 2, 4)
     got = exercise.classify_waste(8, [row], 0, 4)
-    claim = "2 places are free on either side of it, 4 in a row are wanted"
-    expect(got, places(3, 1, 0, 0, 4, 0), claim)
+    claim = "2 places are free on either side of it, 4 in a row are wanted: all 4 that "
+    expect(got, places(3, 1, 0, 0, 4, 0), claim + "are free count as external")
 
 
 @task("2.1")
@@ -149,7 +149,8 @@ def test_a_new_pool_is_one_region(exercise):
     expect(pool.num_tokens, 8, "the size of the pool")
     expect(pool.num_free, 8, "all places are free")
     expect(pool.largest_free, 8, "in one region")
-    expect(pool.free_regions, [(0, 8)], "which starts at 0")
+    claim = "free_regions has (start, size): one region of 8, which starts at 0"
+    expect(pool.free_regions, [(0, 8)], claim)
 
 
 @task("2.2")
@@ -182,6 +183,14 @@ def test_what_is_halved_leaves_the_other_halves_free(exercise):
     pool.allocate(1)
     expect(sizes(pool), [1, 2, 4, 8], "sizes of the free regions: 16 was halved")
     expect(pool.largest_free, 8, "the largest of them")
+
+
+@task("2.2")
+def test_free_regions_are_sorted_by_start(exercise):
+    pool = exercise.BuddyPool(16)
+    pool.allocate(1)
+    regions = pool.free_regions
+    expect(regions, sorted(regions), "free_regions are sorted by start")
 
 
 @task("2.2")

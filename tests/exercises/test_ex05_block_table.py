@@ -82,9 +82,10 @@ def test_one_block_is_translated(exercise):
 
 @task("5.1")
 def test_each_logical_block_has_its_physical_block(exercise):
-    pool = given_pool(exercise, 8, SCATTERED)
+    pool = given_pool(exercise, 8, (5, 0, 7))
     table, ids = filled(exercise, pool, 4, 10)
-    expect([table.translate(i) for i in range(3)], ids, "translate(0), (1), (2)")
+    claim = "translate(0), (1), (2): 0 is a block like any other"
+    expect([table.translate(i) for i in range(3)], ids, claim)
     expect_table(table, ids, 10, "10 tokens in blocks of 4")
 
 
@@ -269,12 +270,12 @@ def test_too_many_tokens_are_refused_and_no_block_is_taken(exercise):
 
 @task("5.2")
 def test_a_shared_block_is_not_written(exercise):
-    pool = given_pool(exercise, 8, SCATTERED)
-    table, ids = filled(exercise, pool, 4, 6)
-    pool.share(ids[1])
-    call = table.append_tokens
-    claim = f"block {ids[1]} is partly filled, and somebody else reads it too"
     for n in (1, 2, 3, 100):
+        pool = given_pool(exercise, 8, SCATTERED)
+        table, ids = filled(exercise, pool, 4, 6)
+        pool.share(ids[1])
+        call = table.append_tokens
+        claim = f"block {ids[1]} is partly filled, and somebody else reads it too"
         expect_refused(SharedBlockError, call, n, table=table, pool=pool, claim=claim)
     pool.free(ids[1])
     expect(table.append_tokens(1), [10], "the other holder has gone: write on")
@@ -282,13 +283,20 @@ def test_a_shared_block_is_not_written(exercise):
 
 @task("5.2")
 def test_a_hole_is_not_written(exercise):
-    pool = given_pool(exercise, 4)
-    table = exercise.LogicalTable(pool, 4, [None], 3)
-    call = table.append_tokens
-    claim = "the last block has room for one token, but it is a hole"
     for n in (2, 1, 5):
+        pool = given_pool(exercise, 4)
+        table = exercise.LogicalTable(pool, 4, [None], 3)
+        call = table.append_tokens
+        claim = "the last block has room for one token, but it is a hole"
         expect_refused(ValueError, call, n, table=table, pool=pool, claim=claim)
     expect(table.append_tokens(0), [], "append_tokens(0) writes nothing")
+
+
+@task("5.2")
+def test_a_new_block_comes_after_a_hole_without_room(exercise):
+    pool = given_pool(exercise, 4)
+    table = exercise.LogicalTable(pool, 4, [None], 4)
+    expect(table.append_tokens(1), [0], "the hole has no room: block 0 is taken")
 
 
 @task("5.2")
@@ -608,7 +616,8 @@ def test_drop_before_makes_holes_of_what_has_passed(exercise):
         table.drop_before(position)
         passed = position // 4
         expected = [None] * passed + ids[passed:]
-        expect_table(table, expected, 10, f"no token before {position} is needed")
+        claim = f"a hole is what stands before {position} as a whole; all tokens count"
+        expect_table(table, expected, 10, claim)
         expected = [0] * passed + [1] * (3 - passed) + [0]
         expect(pool._counts, expected, "ref_counts: what has passed is given back")
         if passed:
@@ -643,13 +652,16 @@ def test_a_window_slides_on(exercise):
 
 @task("5.5")
 def test_truncate_may_not_end_inside_a_hole(exercise):
+    for kept in (7, 5, 1):
+        pool = given_pool(exercise, 4)
+        table, _ = filled(exercise, pool, 4, 10)
+        table.drop_before(8)
+        call = table.truncate
+        claim = f"the block of position {kept - 1} would be the last, and is a hole"
+        expect_refused(ValueError, call, kept, table=table, pool=pool, claim=claim)
     pool = given_pool(exercise, 4)
     table, _ = filled(exercise, pool, 4, 10)
     table.drop_before(8)
-    call = table.truncate
-    for kept in (7, 5, 1):
-        claim = f"the block of position {kept - 1} would be the last, and is a hole"
-        expect_refused(ValueError, call, kept, table=table, pool=pool, claim=claim)
     table.truncate(8)
     expect_table(table, [None, None], 8, "the last block is full: a hole does no harm")
     table.truncate(4)
@@ -738,14 +750,14 @@ class Books:
         firsts = self.tokens[::3]
         return [None if slot is None else slot // 3 for slot in firsts]
 
-    def refused(self, error, call, *args):
-        table, pool, claim = self.table, self.pool, "after these calls"
+    def refused(self, error, claim, call, *args):
+        table, pool = self.table, self.pool
         expect_refused(error, call, *args, table=table, pool=pool, claim=claim)
 
     def append_tokens(self, n):
         call, room = self.table.append_tokens, -len(self.tokens) % 3
         if -(-(n - room) // 3) > self.pool.num_free:
-            return self.refused(OutOfBlocksError, call, n)
+            return self.refused(OutOfBlocksError, "too few blocks are free", call, n)
         slots = call(n)
         expect(len(slots), n, f"append_tokens({n}) gives {n} slots")
         self.tokens += slots
@@ -754,7 +766,8 @@ class Books:
     def truncate(self, kept):
         call = self.table.truncate
         if kept > len(self.tokens) or (kept % 3 and self.tokens[kept - 1] is None):
-            return self.refused(ValueError, call, kept)
+            claim = f"{kept} tokens are too many, or would end inside a hole"
+            return self.refused(ValueError, claim, call, kept)
         call(kept)
         del self.tokens[kept:]
         return self.agree()
@@ -762,7 +775,8 @@ class Books:
     def drop_before(self, position):
         call = self.table.drop_before
         if position > len(self.tokens):
-            return self.refused(IndexError, call, position)
+            claim = f"there are only {len(self.tokens)} tokens"
+            return self.refused(IndexError, claim, call, position)
         call(position)
         passed = position // 3 * 3
         self.tokens[:passed] = [None] * passed

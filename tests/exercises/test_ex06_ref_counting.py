@@ -473,6 +473,13 @@ PICTURES = [
         "the tokens before block 1 are the same two, in another order",
     ),
     (
+        [[0, 1, 2], [3, 4, 2]],
+        [[7, 8, 9, 9, 5, 5], [6, 8, 9, 9, 5, 5]],
+        2,
+        {2},
+        "the tokens in block 2 and just before it are the same, but not the first ones",
+    ),
+    (
         [[0, 1], [1]],
         [[7, 8, 7, 8], [7, 8]],
         2,
