@@ -115,7 +115,8 @@ def test_closed_streams_change_neither_verdict_nor_exit_code(checkout, closed):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and done.stderr == ""
+    assert done.returncode == 0
+    assert done.stderr in ("", "grading ex00_start_here …\n")
     assert '"ok": true' in json.read_text()
 
 

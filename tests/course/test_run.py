@@ -202,7 +202,7 @@ def test_the_tasks_that_say_so_are_one_for_each_part():
 def test_a_grade_says_when_all_parts_are_the_learners(
     course, monkeypatch, num_passed, is_said
 ):
-    def grade(ids, target, root):
+    def grade(ids, target, root, begin):
         chapter = load(root).chapter(13)
         states = ["passed"] * num_passed + ["failed"] * (6 - num_passed)
         tasks = tuple(
