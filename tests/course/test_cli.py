@@ -257,7 +257,8 @@ def test_no_command_shows_the_commands_and_is_wrong_usage(course):
 def test_help_lists_what_authors_need_apart(course):
     learners, authors = course()[1].split("for authors:")
     assert "    grade " in learners and "    build " not in learners
-    assert "    build " in authors and "    get-model\n" in learners
+    assert "    build " in authors
+    assert "get-model" in learners.split()  # Python 3.13 puts its help on the same line
 
 
 @pytest.mark.parametrize("command", COMMANDS)
