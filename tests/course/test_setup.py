@@ -164,8 +164,8 @@ global.timeout='9'
     ("section", "setting", "value"),
     [
         ("global", "prefix", "/opt"),
-        ("install", "user", "true"),
-        ("global", "target", "x"),
+        pytest.param("install", "user", "true", marks=pytest.mark.proof),
+        pytest.param("global", "target", "x", marks=pytest.mark.proof),
     ],
 )
 def test_a_pip_conf_that_installs_elsewhere_is_named(
