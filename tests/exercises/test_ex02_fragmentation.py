@@ -320,8 +320,22 @@ def test_a_region_is_given_back_once(exercise):
 
 
 @task("2.2")
+def test_two_pools_know_nothing_of_each_other(exercise):
+    one, two = exercise.BuddyPool(4), exercise.BuddyPool(4)
+    start = one.allocate(4)
+    expect(two.free_regions, [(0, 4)], "the second pool is as it was")
+    claim = "nothing was handed out of the second pool"
+    expect_raises(DoubleFreeError, two.free, start, claim=claim)
+    expect_raises(ValueError, two.size, start, claim=claim)
+
+
+@task("2.2")
 def test_only_the_start_of_a_region_in_use_names_it(exercise):
     pool = exercise.BuddyPool(8)
+    start = pool.allocate(4)
+    pool.free(start)
+    claim = f"the region at {start} was given back"
+    expect_raises(ValueError, pool.size, start, claim=claim)
     start = pool.allocate(4)
     for wrong in (start + 1, start ^ 4, -1, 8):
         claim = f"no region in use starts at {wrong}"

@@ -289,7 +289,6 @@ def test_a_hole_is_not_written(exercise):
         call = table.append_tokens
         claim = "the last block has room for one token, but it is a hole"
         expect_refused(ValueError, call, n, table=table, pool=pool, claim=claim)
-    expect(table.append_tokens(0), [], "append_tokens(0) writes nothing")
 
 
 @task("5.2")
@@ -306,6 +305,8 @@ def test_appending_nothing_to_a_shared_block_is_allowed(exercise):
     pool.share(ids[1])
     expect(table.append_tokens(0), [], "append_tokens(0) writes nothing")
     expect_table(table, ids, 6, "nothing was appended")
+    table = exercise.LogicalTable(pool, 4, [None], 3)
+    expect(table.append_tokens(0), [], "append_tokens(0) writes nothing, in a hole too")
 
 
 @task("5.2")
@@ -406,10 +407,17 @@ def test_slots_around_a_hole(exercise):
     table = exercise.LogicalTable(pool, 4, [first, None, last], 10)
     expect(table.slots(1, 4), [21, 22, 23], "positions before the hole")
     expect(table.slots(8, 10), [8, 9], "positions behind the hole")
-    expect(table.slots(6, 6), [], "no positions, no slots: nothing is asked of a hole")
     for bad in [(3, 5), (7, 9), (0, 10), (5, 6)]:
         claim = "some of positions 4 … 7 are asked for, and they lie in a hole"
         expect_raises(ValueError, table.slots, *bad, claim=claim)
+
+
+@task("5.3")
+def test_no_positions_have_no_slots_and_ask_nothing_of_a_hole(exercise):
+    pool = given_pool(exercise, 8, SCATTERED)
+    table = exercise.LogicalTable(pool, 4, [None, *pool.allocate_many(1)], 6)
+    for position in (0, 2, 4, 6):
+        expect(table.slots(position, position), [], "no positions, no slots")
 
 
 @task("5.3")

@@ -54,7 +54,7 @@ class LogicalTable:
             raise ValueError(f"cannot append {n} tokens")
         old = self.num_tokens
         if n and old % self.block_size:
-            tail = self.physical[self.num_blocks - 1]
+            tail = self.translate(self.num_blocks - 1)
             if self.allocator.ref_count(tail) != 1:
                 raise SharedBlockError(f"block {tail} is shared")
         first = self.num_blocks

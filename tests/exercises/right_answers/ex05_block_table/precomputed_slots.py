@@ -60,7 +60,7 @@ class LogicalTable:
             raise ValueError("fewer tokens than none")
         partly_filled = self.num_tokens < len(self._places)
         if n > 0 and partly_filled:
-            tail = self._places[-1] // self.block_size
+            tail = self.translate(self.num_blocks - 1)
             if self.allocator.ref_count(tail) >= 2:
                 raise SharedBlockError(f"{tail} has other readers")
         new = []
