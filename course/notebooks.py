@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,7 @@ def _execute(notebook: NotebookNode, chapter: Chapter, progress: Progress) -> No
         CellTimeoutError,
         DeadKernelError,
     )
+    from traitlets.config import Config
 
     code = [i for i, c in enumerate(notebook.cells) if c.cell_type == "code"]
     current = 0
@@ -149,19 +151,24 @@ def _execute(notebook: NotebookNode, chapter: Chapter, progress: Progress) -> No
         resources={"metadata": {"path": str(chapter.notebook.parent)}},
         on_cell_start=on_cell_start,
     )
-    try:
-        client.execute(env=kernel_environment())
-    except BaseException as error:
-        # nbclient takes SIGINT and SIGTERM for itself, ends the kernel in the middle of
-        # things and stumbles over that; it has this attribute if it has done so.
-        if hasattr(client, "_async_cleanup_kernel_future"):
-            raise KeyboardInterrupt from None
-        if not isinstance(
-            error, CellExecutionError | CellTimeoutError | DeadKernelError
-        ):
-            raise
-        where = _where(current + 1, notebook.cells[current])
-        raise ChapterError(f"{where}: {_reason(error)}") from None
+    # The kernel is reached by sockets in a folder of its own, not by free ports: another
+    # program may have taken such a port by the time that the kernel opens it.
+    with tempfile.TemporaryDirectory() as folder:
+        sockets = {"transport": "ipc", "ip": f"{folder}/kernel"}
+        client.config = Config(KernelManager=sockets)
+        try:
+            client.execute(env=kernel_environment())
+        except BaseException as error:
+            # nbclient takes SIGINT and SIGTERM for itself, ends the kernel in the
+            # middle of things and stumbles over that; then it has this attribute.
+            if hasattr(client, "_async_cleanup_kernel_future"):
+                raise KeyboardInterrupt from None
+            if not isinstance(
+                error, CellExecutionError | CellTimeoutError | DeadKernelError
+            ):
+                raise
+            where = _where(current + 1, notebook.cells[current])
+            raise ChapterError(f"{where}: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:
