@@ -20,6 +20,7 @@ def main() -> int:
         print(f"course: {problem}", file=sys.stderr)
         return USAGE
     _start_again_without_strangers()
+    _cut_no_bytecode()
     import signal
 
     # While modules load there is nothing to clean up: Ctrl-C may end us as it is.
@@ -90,6 +91,14 @@ def _start_again_without_strangers() -> None:
         os.environ["PYTHONNOUSERSITE"] = "1"
         command = [sys.executable, "-P", os.path.realpath(__file__), *sys.argv[1:]]
         os.execv(sys.executable, command)
+
+
+def _cut_no_bytecode() -> None:
+    """Write none under `ulimit -f`: it could be cut short, and never be read again."""
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        sys.dont_write_bytecode = True
 
 
 if __name__ == "__main__":

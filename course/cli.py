@@ -99,6 +99,10 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, OSError):  # a folder that cannot be written, a full disk
         place = f"{error.filename}: " if error.filename else ""
         print(f"course: {place}{error.strerror or error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            forget_reader()
         return USAGE
     if isinstance(error, tomllib.TOMLDecodeError):  # only files of the course are TOML
         print(f"course: a .toml file: {error}; see git diff", file=sys.stderr)

@@ -106,6 +106,6 @@ def say_interrupted(error: KeyboardInterrupt) -> int:
 
 
 def forget_reader() -> None:
-    """After a BrokenPipeError: whoever read us has seen enough, as in `… | head`."""
+    """When nothing more can be printed: a reader has left, as in `… | head`."""
     # Python flushes once more at its end, and would fail there again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

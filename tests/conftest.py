@@ -4,6 +4,7 @@ All cores should be busy to the end. A file's tests stay together, for they shar
 was set up for them. What takes longest begins first.
 """
 
+import os
 import re
 import signal
 import sys
@@ -17,6 +18,8 @@ from course.grader import grading
 from course.grader.plugin import EXAM
 from course.manifest import load
 
+# What we start prints as in a learner's shell, where this is seldom set.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # With it, an import of nbformat compiles 38 grammars, for addresses that no notebook
 # of ours has: two seconds in every process that collects these tests.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]

@@ -33,7 +33,9 @@ MAX_PRINTED = 4_000  # bytes of a worker's output that are kept
 
 PREFIX = "course-grading-"  # of folders
 
-_PYTHON = (sys.executable, "-I", "-W", "ignore", "-c")
+# Without the environment, which says to us whether bytecode is to be written.
+_FLAGS = "-IB" if sys.dont_write_bytecode else "-I"
+_PYTHON = (sys.executable, _FLAGS, "-W", "ignore", "-c")
 # At the end of the path: a random.py beside the course is not the standard library's.
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "

@@ -1,12 +1,15 @@
 """A course small enough to build in a second, for the tests of the machinery.
 
 It has two chapters and one exercise, and a package of its own to include from, so no
-test depends on the state of the real one.
+test depends on the state of the real one. And a copy of the real one, to be damaged.
 """
 
+import shutil
 from pathlib import Path
 
 import pytest
+
+from course.manifest import ROOT
 
 MANIFEST = """
 [[chapter]]
@@ -138,4 +141,22 @@ def tiny_course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(root))  # its package comes before the real one
+    return root
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the course, with the one exercise that needs least."""
+    root = tmp_path / "another course"
+    for name in ("course", "paged_attention"):
+        shutil.copytree(
+            ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for name in (
+        "pyproject.toml",
+        "solutions/ex00_start_here.py",
+        "tests/exercises/test_ex00_start_here.py",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
     return root

@@ -1,7 +1,6 @@
 """`course` as it is started: by which Python, from where, with which streams."""
 
 import os
-import shutil
 import signal
 import site
 import subprocess
@@ -14,24 +13,6 @@ from course.grader import GraderError, grading
 from course.manifest import ROOT
 
 STRANGER = "raise SystemExit('a module of strangers')\n"
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """A copy of the course, with the one exercise that needs least."""
-    root = tmp_path / "another course"
-    for name in ("course", "paged_attention"):
-        shutil.copytree(
-            ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for name in (
-        "pyproject.toml",
-        "solutions/ex00_start_here.py",
-        "tests/exercises/test_ex00_start_here.py",
-    ):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, root / name)
-    return root
 
 
 def course(words, cwd, start=("-m", "course"), **environment):

@@ -16,7 +16,6 @@ from course import files
 from course.grader import GraderError, grade, leftovers, warm, zygote
 from course.grader.channel import Channel
 from course.grader.instruments import Instruments
-from course.manifest import ROOT
 
 
 def lacking(number: int) -> Any:
@@ -86,14 +85,20 @@ def test_a_full_disk_is_not_the_learners_and_a_missing_file_is(
         assert not grade(["4"], file, root=tmp_path).ok
 
 
-def test_with_tiny_files_nothing_is_recorded() -> None:
-    """As with `ulimit -f 1`, of kilobytes: the copy of the answer does not fit."""
-    # -B: the bytecode of a module would be cut short, and stay so (CPython 126606).
-    command = (
-        f"ulimit -f 1; exec {sys.executable} -B -m course grade 4 --target solutions"
-    )
+def test_with_tiny_files_nothing_is_recorded(checkout: Path) -> None:
+    """As with `ulimit -f 1`, of kilobytes: the copy of the answer does not fit.
+
+    Nor would bytecode, which Python cuts short, and fails to read when it comes again.
+    """
+    command = f"exec {sys.executable} -m course grade 0 --target solutions"
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     run = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True
+        ["bash", "-c", f"ulimit -f 1; {command}"],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 3, run.stdout
     assert "File too large" in run.stderr and "Traceback" not in run.stderr
