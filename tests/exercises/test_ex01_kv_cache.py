@@ -94,6 +94,8 @@ def test_a_token_more_than_a_block_needs_a_second_block(exercise):
     claim = "5 tokens need two blocks of 4, that is 80 bytes"
     expect(sequences(exercise, 79, 0, [5]), 0, claim)
     expect(sequences(exercise, 80, 0, [5]), 1, claim)
+    claim = "1001 tokens need two blocks of 1000, that is 2000 bytes at one per token"
+    expect(exercise.sequences_that_fit(1999, 0, 1, 1000, [1001]), 0, claim)
 
 
 @task("1.2")
