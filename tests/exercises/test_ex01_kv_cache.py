@@ -94,6 +94,8 @@ def test_a_token_more_than_a_block_needs_a_second_block(exercise):
     claim = "5 tokens need two blocks of 4, that is 80 bytes"
     expect(sequences(exercise, 79, 0, [5]), 0, claim)
     expect(sequences(exercise, 80, 0, [5]), 1, claim)
+    claim = "1001 tokens need two blocks of 1000, that is 2000 bytes at one per token"
+    expect(exercise.sequences_that_fit(1999, 0, 1, 1000, [1001]), 0, claim)
 
 
 @task("1.2")
@@ -203,8 +205,8 @@ def test_the_second_token_sees_both(exercise):
 @task("1.3")
 def test_products_become_scores_and_scores_become_weights(exercise):
     # The query is all ones: the products are 2 ln 3 and 0, halved by 4 ** -0.5.
-    layer = exercise.CachedAttention(1, 1, 4)
-    ones, zeros = torch.ones(1, 4).double(), torch.zeros(1, 4).double()
+    layer = exercise.CachedAttention(2, 2, 4)
+    ones, zeros = torch.ones(2, 4).double(), torch.zeros(2, 4).double()
     log3 = torch.tensor(3.0).double().log()
     layer.step(ones, ones * log3 / 2, ones)
     got = layer.step(ones, zeros, zeros)
@@ -231,6 +233,19 @@ def test_query_heads_read_their_own_kv_head(exercise):
     value = torch.tensor([[10.0], [20.0]])
     got = layer.step(torch.zeros(6, 1), torch.zeros(2, 1), value)
     claim = "heads 0, 1, 2 read KV head 0 (value 10), heads 3, 4, 5 KV head 1 (20)"
+    expect(got.flatten().tolist(), [10.0, 10.0, 10.0, 20.0, 20.0, 20.0], claim)
+
+
+@task("1.3")
+def test_query_heads_read_the_keys_of_their_own_kv_head(exercise):
+    layer = exercise.CachedAttention(6, 2, 1)
+    query, keys = torch.ones(6, 1), torch.tensor([[20.0], [-20.0]])
+    layer.step(query, keys, torch.tensor([[10.0], [10.0]]))
+    got = layer.step(query, -keys, torch.tensor([[20.0], [20.0]]))
+    claim = (
+        "KV head 0, of heads 0, 1, 2, has a large score for the first token (value "
+        "10), KV head 1, of heads 3, 4, 5, for the second (20)"
+    )
     expect(got.flatten().tolist(), [10.0, 10.0, 10.0, 20.0, 20.0, 20.0], claim)
 
 

@@ -241,7 +241,7 @@ def test_neighbours_that_are_not_buddies_stay_apart(exercise):
         )
         expect(pool.free_regions, [(1, 1), (2, 1)], "the refused call changed nothing")
         pool.free(0)
-        expect(pool.free_regions, [(0, 2), (2, 1)], "now 0 and 1 are both free")
+        expect(pool.free_regions, [(0, 2), (2, 1)], "0, 1 and 2 are free, 3 is in use")
 
 
 @task("2.2")

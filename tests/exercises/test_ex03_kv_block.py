@@ -190,7 +190,10 @@ def test_a_view_of_a_larger_buffer_is_converted(exercise):
     both = torch.stack([numbered(NHD), -numbered(NHD)], dim=1)
     for target in (HND, NHD):
         seen = converted(exercise, both, NHD, target, 1)
-        claim = "the V half of a buffer whose blocks hold K and V: both[:, 1]"
+        claim = (
+            "both[:, 1], the V half of a buffer whose blocks hold K and V: -(1000 * "
+            "block + 100 * offset + 10 * head + dim)"
+        )
         expect_close(seen["values"], -numbered(target), claim, atol=0)
         expect_contiguous(seen, NHD, target)
 
