@@ -24,11 +24,11 @@ from course.grader.failures import LearnerError, fail, fail_change
 from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
 from course.grader.history import History
 from course.grader.limits import TooLateError
-from course.grader.replay import Replay, Reply
 from course.grader.report import PLAIN
 from course.grader.worker import EXIT_BROKEN, EXIT_NO_MEMORY
 
 Message = dict[str, Any]
+Reply = tuple[Message, memoryview]
 
 
 class Line(Protocol):
@@ -56,16 +56,7 @@ class Exchange:
         self._dead: str | None = None
         self._died_at: str | None = None  # the learner's file:line, if known
         self._lost: GraderError | None = None  # the grader could not find out
-        self._replay: Replay | None = None
         self.hidden = HiddenObjects()
-
-    def begin_example(self, seconds: float) -> None:
-        """A new example of a Hypothesis test: fresh objects, an empty history."""
-        if self._dead is None:
-            self.request({"do": "forget"}, [], "starting an example", seconds)
-        self._history.clear()
-        self._replay = self._replay or Replay()
-        self._replay.begin(self._dead is not None)
 
     def finish(self, seconds: float) -> None:
         """See that nothing but replies came over the line."""
@@ -81,11 +72,9 @@ class Exchange:
         handle: FromWire | None = None,
     ) -> Any:
         """The value that comes back; text is the call as a test would write it."""
-        # A dead worker answers nothing more. In a Hypothesis test the example may still
-        # be replayed, which _over_the_line decides.
         if self._lost is not None:
             raise self._lost
-        if self._dead is not None and self._replay is None:
+        if self._dead is not None:
             fail(message=self._dead, location=self._died_at)
         self.hidden.start_call()
         outcome, body = self._outcome(message, blobs, text, seconds, handle)
@@ -115,7 +104,8 @@ class Exchange:
         handle: FromWire | None,
     ) -> tuple[str, Any]:
         try:
-            reply, rest = self._over_the_line(message, blobs, seconds)
+            answer = self.hidden.answer
+            reply, rest = self._line.exchange(message, blobs, seconds, answer)
             return _read(reply, rest, handle or _no_objects)
         except TooLateError as error:
             reason = str(error)
@@ -140,7 +130,6 @@ class Exchange:
         except KeyboardInterrupt:  # a reply is under way that nobody will read
             self._dead = f"{text} was interrupted"
             raise
-        # Outside of the handlers: Hypothesis looks at an exception's context, too.
         self._history.add(f"{text}: no reply")
         status, place = self._end()
         # How the process ended says more than that it was silent: "crashed" or "exited"
@@ -159,22 +148,6 @@ class Exchange:
         function = text.partition("(")[0]  # all this is to be one line
         self._lost = GraderError(f"{function}: {why}")
         raise self._lost from None
-
-    def _over_the_line(
-        self, message: Message, blobs: list[bytes], seconds: float
-    ) -> Reply:
-        if self._replay is None:
-            return self._line.exchange(message, blobs, seconds, self.hidden.answer)
-        # In a Hypothesis test. The key tells whether the same call is made again.
-        key = (repr(message), b"".join(blobs))
-        if self._replay.active:
-            if (reply := self._replay.reply(key)) is not None:
-                return reply
-            fail(message=self._dead or "", location=self._died_at)
-        self._replay.start(key)
-        reply = self._line.exchange(message, blobs, seconds, self.hidden.answer)
-        self._replay.record(reply)
-        return reply
 
     def _raise(
         self, error: Exception, data: Message, text: str, from_helper: bool

@@ -143,9 +143,6 @@ class Worker:
         if kind == "load":
             self.module = importlib.import_module(self._order["module"])
             return None
-        if kind == "forget":
-            self._objects.clear()
-            return None
         if kind == "end":
             return None
         # A property, an attribute or a variable of the module.

@@ -23,7 +23,7 @@ from course.grader import (
 )
 from course.grader.codec import UnfitError
 from course.grader.crossing import ERRORS, describe, plain_text, rebuild
-from course.grader.exchange import Ending, Exchange
+from course.grader.exchange import Ending, Exchange, Reply
 from course.grader.failures import CheckFailed, LearnerError
 from course.grader.guard import ImportGuard
 from course.grader.hidden import (
@@ -34,7 +34,6 @@ from course.grader.hidden import (
 )
 from course.grader.history import FIRST, LAST, History, shown
 from course.grader.proxy import Handle
-from course.grader.replay import Reply
 from paged_attention.errors import DoubleFreeError, SharedBlockError
 
 
