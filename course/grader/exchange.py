@@ -1,8 +1,8 @@
 """Requests to the worker, and the words for whatever comes back instead of a value.
 
 Every failure leaves here as an exception: the learner's own error, rebuilt by name; or
-CheckFailed, which no test can swallow, for a death, a deadline, a forged reply, a value
-that cannot cross. Once dead, an exchange stays dead.
+CheckFailed, which no test can swallow, for a death, a deadline, bytes that are no
+reply, a value that cannot cross. Once dead, an exchange stays dead.
 """
 
 import os
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from course.grader import codec
 from course.grader.channel import (
     Answer,
-    ForgedError,
     HungUpError,
+    JunkError,
     TooMuchError,
 )
 from course.grader.codec import FromWire, UnfitError, UnwantedError
@@ -115,7 +115,7 @@ class Exchange:
             certain = False  # it may have ended, and a child have kept the line open
         except HungUpError:
             reason, certain = "", False
-        except ForgedError as error:
+        except JunkError as error:
             reason = f"wrote to the grader's own connection ({error}); only the "
             reason += "values that it returns count"
             certain = True
@@ -154,7 +154,7 @@ class Exchange:
     ) -> None:
         name, message = plain_text(str(data["name"])), plain_text(str(data["text"]))
         location, line, call, function = None, "", text, ""
-        if type(data["where"]) is list:
+        if data["where"]:
             where = (plain_text(str(part)) for part in data["where"])
             file, number, line, function = where
             location = f"{file}:{number}"
@@ -172,33 +172,30 @@ class Exchange:
 
 
 def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any]:
-    """What kind of reply it is, and what it holds; ForgedError if neither."""
-    # Nothing in a reply can be relied on: learner code may have written it. What does
-    # not fit exactly one of these forms ends the conversation.
+    """What kind of reply it is, and what it holds; JunkError if neither."""
+    # What does not fit exactly one of these forms ends the conversation.
     try:
         ((outcome, body),) = reply.items()
         if outcome == "value":
             return outcome, codec.Reader(blobs, handle).decode(body)
         if outcome == "raised":
             return outcome, (rebuild(body), dict(body))
-        if outcome == "changed" and (change := _change(body)):
-            return outcome, change
+        if outcome == "changed":
+            return outcome, _change(body)
         if outcome in ("missing", "unfit", "left", "machine"):
             return outcome, plain_text(str(body))
     except UnwantedError as error:
         return "unfit", str(error)
     except UnfitError as error:
-        raise ForgedError(str(error)) from error
+        raise JunkError(str(error)) from error
     except (AttributeError, LookupError, TypeError, ValueError):
         pass
-    raise ForgedError("a reply that makes no sense")
+    raise JunkError("a reply that makes no sense")
 
 
 def _change(body: Any) -> tuple[str, ...]:
     """(argument, what it was, what it is) as the worker sees it; () if none."""
-    if type(body) is not list or len(body) != 3:
-        return ()
-    return tuple(plain_text(str(part)) for part in body)
+    return tuple(plain_text(str(part)) for part in body or ())
 
 
 def _no_objects(tag: str, body: object) -> object:
