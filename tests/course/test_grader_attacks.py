@@ -209,16 +209,6 @@ DISGUISES = {
         "[0, 1, 2]",
         "import builtins\nbuiltins.sorted = lambda x: [0, 1]",
     ),
-    "patched judge": in_allocate(
-        "return 0",
-        "[0, 1, 2]",
-        "import sys, pytest\n"
-        "guards = [x for x in sys.meta_path if type(x).__name__ == 'ImportGuard']\n"
-        "sys.meta_path.remove(*guards)\n"
-        "import course.grader.claims as claims, course.grader.failures as f\n"
-        "claims.same = lambda *a: True\n"
-        "claims.fail = f.fail = pytest.fail = print",
-    ),
     "patched type": Attack(
         answer(
             top=EQUALS_ALL.format(base="int")
