@@ -5,7 +5,7 @@ The way from a test to the learner's code, and who does what on it:
     claims        what a test says: expect, expect_raises, …
     proxy         what it holds in place of the learner's objects
     conversation  what it may touch (contract), and whether the type that came is right
-    exchange      words for whatever comes instead of a value (failures, replay)
+    exchange      words for whatever comes instead of a value (failures)
     channel       one socket, one request at a time; codec and crossing say what crosses
     worker        the learner's process: loads the file (guard, given) and answers;
                   instruments are the helpers that measure in there

@@ -2,15 +2,14 @@
 
 The limit is the whole call's: neither a drip of bytes nor a stream of callbacks moves
 it; what counts as time is said in limits.py.
-A reply that nobody asked for means that the learner's code wrote to the socket itself;
-the conversation ends there, because no later reply could be told from a forged one.
+Bytes that are no reply to the request come from code that wrote to the descriptor, or
+from a thread that a call left at work; the conversation ends there.
 """
 
-import os
+import itertools
 import socket
 import struct
 import time
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -36,12 +35,12 @@ class TooMuchError(Exception):
     """The worker uses more than it may; the message says what."""
 
 
-class ForgedError(Exception):
+class JunkError(Exception):
     """Bytes arrived that are not the reply to the request."""
 
 
 class Channel:
-    """Strictly one request at a time; its number, drawn by lot, must come back."""
+    """Strictly one request at a time; its number must come back."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Channel:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             wire.setsockopt(socket.SOL_SOCKET, option, _LOOK_UP)
         self._wire = wire
-        self._numbers = iter(())
+        self._numbers = itertools.count(1)
         self._look = look
         self._clock = clock
         self._next_look = clock() + LOOK_EVERY
@@ -67,31 +66,24 @@ class Channel:
         answer: Answer,
     ) -> tuple[dict[str, Any], memoryview]:
         """The reply to message; answer() serves the callbacks that come before it."""
-        asked = self._next_number()
+        asked = next(self._numbers)
         self.stopwatch.begin(seconds, self._clock())
         self._send(codec.pack(asked, message, blobs))
         while True:
             try:
                 number, reply, rest = self._receive()
             except UnfitError as error:
-                raise ForgedError(str(error)) from error
+                raise JunkError(str(error)) from error
             if number != asked:
-                raise ForgedError("a reply to another request")
+                raise JunkError("a reply to another request")
             self._check(has_ended="callback" not in reply)
             if "callback" not in reply:
                 return reply, rest
             try:
                 back, out = answer(reply, rest)
             except (UnfitError, LookupError, TypeError, ValueError) as error:
-                raise ForgedError("a callback that makes no sense") from error
+                raise JunkError("a callback that makes no sense") from error
             self._send(codec.pack(asked, back, out))
-
-    def _next_number(self) -> int:
-        number = next(self._numbers, None)
-        if number is None:
-            self._numbers = iter(array("I", os.urandom(4096)))
-            number = next(self._numbers)
-        return number
 
     def _send(self, frame: bytes) -> None:
         rest = memoryview(frame)

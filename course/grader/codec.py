@@ -3,7 +3,7 @@
 A frame is JSON plus raw bytes. Reading one builds exact builtins and torch tensors,
 never an object of a class that the other side chose: no pickle, no marshal. Therefore a
 value that compares equal to everything, or a list that lies about its length, cannot
-arrive; it is refused where it starts, and would be data if it were forged.
+arrive; it is refused where it starts.
 
 Every reader is bounded: size of the frame, depth, entries of sets and dicts (60,000
 colliding ints kept a grader busy for half a minute), digits of an int.

@@ -136,10 +136,6 @@ class Conversation:
         """See that nothing but replies came over the line."""
         self._exchange.finish(self._seconds)
 
-    def begin_example(self) -> None:
-        """A new example of a Hypothesis test: fresh objects, an empty history."""
-        self._exchange.begin_example(self._seconds)
-
     def _ask_with(
         self,
         message: dict[str, Any],

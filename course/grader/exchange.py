@@ -1,8 +1,8 @@
 """Requests to the worker, and the words for whatever comes back instead of a value.
 
 Every failure leaves here as an exception: the learner's own error, rebuilt by name; or
-CheckFailed, which no test can swallow, for a death, a deadline, a forged reply, a value
-that cannot cross. Once dead, an exchange stays dead.
+CheckFailed, which no test can swallow, for a death, a deadline, bytes that are no
+reply, a value that cannot cross. Once dead, an exchange stays dead.
 """
 
 import os
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from course.grader import codec
 from course.grader.channel import (
     Answer,
-    ForgedError,
     HungUpError,
+    JunkError,
     TooMuchError,
 )
 from course.grader.codec import FromWire, UnfitError, UnwantedError
@@ -24,11 +24,11 @@ from course.grader.failures import LearnerError, fail, fail_change
 from course.grader.hidden import MAX_CALLBACKS, HiddenObjects, TooManyCallbacksError
 from course.grader.history import History
 from course.grader.limits import TooLateError
-from course.grader.replay import Replay, Reply
 from course.grader.report import PLAIN
 from course.grader.worker import EXIT_BROKEN, EXIT_NO_MEMORY
 
 Message = dict[str, Any]
+Reply = tuple[Message, memoryview]
 
 
 class Line(Protocol):
@@ -56,16 +56,7 @@ class Exchange:
         self._dead: str | None = None
         self._died_at: str | None = None  # the learner's file:line, if known
         self._lost: GraderError | None = None  # the grader could not find out
-        self._replay: Replay | None = None
         self.hidden = HiddenObjects()
-
-    def begin_example(self, seconds: float) -> None:
-        """A new example of a Hypothesis test: fresh objects, an empty history."""
-        if self._dead is None:
-            self.request({"do": "forget"}, [], "starting an example", seconds)
-        self._history.clear()
-        self._replay = self._replay or Replay()
-        self._replay.begin(self._dead is not None)
 
     def finish(self, seconds: float) -> None:
         """See that nothing but replies came over the line."""
@@ -81,11 +72,9 @@ class Exchange:
         handle: FromWire | None = None,
     ) -> Any:
         """The value that comes back; text is the call as a test would write it."""
-        # A dead worker answers nothing more. In a Hypothesis test the example may still
-        # be replayed, which _over_the_line decides.
         if self._lost is not None:
             raise self._lost
-        if self._dead is not None and self._replay is None:
+        if self._dead is not None:
             fail(message=self._dead, location=self._died_at)
         self.hidden.start_call()
         outcome, body = self._outcome(message, blobs, text, seconds, handle)
@@ -115,7 +104,8 @@ class Exchange:
         handle: FromWire | None,
     ) -> tuple[str, Any]:
         try:
-            reply, rest = self._over_the_line(message, blobs, seconds)
+            answer = self.hidden.answer
+            reply, rest = self._line.exchange(message, blobs, seconds, answer)
             return _read(reply, rest, handle or _no_objects)
         except TooLateError as error:
             reason = str(error)
@@ -125,7 +115,7 @@ class Exchange:
             certain = False  # it may have ended, and a child have kept the line open
         except HungUpError:
             reason, certain = "", False
-        except ForgedError as error:
+        except JunkError as error:
             reason = f"wrote to the grader's own connection ({error}); only the "
             reason += "values that it returns count"
             certain = True
@@ -140,7 +130,6 @@ class Exchange:
         except KeyboardInterrupt:  # a reply is under way that nobody will read
             self._dead = f"{text} was interrupted"
             raise
-        # Outside of the handlers: Hypothesis looks at an exception's context, too.
         self._history.add(f"{text}: no reply")
         status, place = self._end()
         # How the process ended says more than that it was silent: "crashed" or "exited"
@@ -160,28 +149,12 @@ class Exchange:
         self._lost = GraderError(f"{function}: {why}")
         raise self._lost from None
 
-    def _over_the_line(
-        self, message: Message, blobs: list[bytes], seconds: float
-    ) -> Reply:
-        if self._replay is None:
-            return self._line.exchange(message, blobs, seconds, self.hidden.answer)
-        # In a Hypothesis test. The key tells whether the same call is made again.
-        key = (repr(message), b"".join(blobs))
-        if self._replay.active:
-            if (reply := self._replay.reply(key)) is not None:
-                return reply
-            fail(message=self._dead or "", location=self._died_at)
-        self._replay.start(key)
-        reply = self._line.exchange(message, blobs, seconds, self.hidden.answer)
-        self._replay.record(reply)
-        return reply
-
     def _raise(
         self, error: Exception, data: Message, text: str, from_helper: bool
     ) -> None:
         name, message = plain_text(str(data["name"])), plain_text(str(data["text"]))
         location, line, call, function = None, "", text, ""
-        if type(data["where"]) is list:
+        if data["where"]:
             where = (plain_text(str(part)) for part in data["where"])
             file, number, line, function = where
             location = f"{file}:{number}"
@@ -199,33 +172,30 @@ class Exchange:
 
 
 def _read(reply: Message, blobs: memoryview, handle: FromWire) -> tuple[str, Any]:
-    """What kind of reply it is, and what it holds; ForgedError if neither."""
-    # Nothing in a reply can be relied on: learner code may have written it. What does
-    # not fit exactly one of these forms ends the conversation.
+    """What kind of reply it is, and what it holds; JunkError if neither."""
+    # What does not fit exactly one of these forms ends the conversation.
     try:
         ((outcome, body),) = reply.items()
         if outcome == "value":
             return outcome, codec.Reader(blobs, handle).decode(body)
         if outcome == "raised":
             return outcome, (rebuild(body), dict(body))
-        if outcome == "changed" and (change := _change(body)):
-            return outcome, change
+        if outcome == "changed":
+            return outcome, _change(body)
         if outcome in ("missing", "unfit", "left", "machine"):
             return outcome, plain_text(str(body))
     except UnwantedError as error:
         return "unfit", str(error)
     except UnfitError as error:
-        raise ForgedError(str(error)) from error
+        raise JunkError(str(error)) from error
     except (AttributeError, LookupError, TypeError, ValueError):
         pass
-    raise ForgedError("a reply that makes no sense")
+    raise JunkError("a reply that makes no sense")
 
 
 def _change(body: Any) -> tuple[str, ...]:
     """(argument, what it was, what it is) as the worker sees it; () if none."""
-    if type(body) is not list or len(body) != 3:
-        return ()
-    return tuple(plain_text(str(part)) for part in body)
+    return tuple(plain_text(str(part)) for part in body or ())
 
 
 def _no_objects(tag: str, body: object) -> object:

@@ -60,7 +60,7 @@ def fail(
     message: str = "",
     location: str | None = None,
 ) -> NoReturn:
-    """The only line that raises: Hypothesis tells failures apart by their line."""
+    """End the test: CheckFailed with these words."""
     raise CheckFailed(claim, expected, got, message, location)
 
 

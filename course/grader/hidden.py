@@ -122,8 +122,6 @@ class HiddenObjects:
         return {"value": encoded}, out
 
     def _do(self, message: dict[str, Any], args: list, kwargs: dict) -> object:
-        # Learner code may have written this message itself, so each part is looked up
-        # among what it was given; nothing private can be reached by name.
         callback, name = message["callback"], message["name"]
         if callback == "apply":
             return self._kinds[message["of"]].kind(*args, **kwargs)

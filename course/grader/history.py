@@ -68,7 +68,7 @@ class _Lines:
 
 
 class History:
-    """The lines of one test, or of one example of a Hypothesis test."""
+    """The lines of one test."""
 
     def __init__(self) -> None:
         self.clear()

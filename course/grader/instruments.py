@@ -1,15 +1,12 @@
 """The course's helpers as the worker runs them: out of the way of learner code.
 
-Helpers measure beside the learner's live objects, so what learner code patches must not
-reach them by name. They are no modules that an import or sys.modules would find; they
-see the built-ins, and the standard library's modules, as these were before any learner
-code ran; and their code was read by then.
-
-It is a fence, not a wall: it is the same process. See worker.py for what is left.
+Helpers measure the learner's live objects, in the learner's process. They are no
+modules that an import or sys.modules would find: the import guard can refuse `course`
+to learner code, and helpers can import parts of the package that are refused to it.
+The warm process reads their code once, for all workers.
 """
 
 import builtins
-import importlib
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -25,33 +22,12 @@ READ_AHEAD = (
     "grader/helpers/kernels.py",
 )
 
-# What helpers and course.interleave import. In a copy of a module another name can be
-# bound without effect; what hangs deeper, such as a method of Thread, cannot be kept.
-KEPT = (
-    "collections.abc",
-    "contextlib",
-    "copy",
-    "dataclasses",
-    "functools",
-    "gc",
-    "itertools",
-    "json",
-    "linecache",
-    "math",
-    "os",
-    "sys",
-    "threading",
-    "time",
-    "types",
-    "typing",
-)
-
 
 class Instruments:
     """Made by the warm process; each worker runs the modules that its test needs."""
 
     def __init__(self) -> None:
-        self._kept = {name: _copy(importlib.import_module(name)) for name in KEPT}
+        self._kept: dict[str, ModuleType] = {}
         self._builtins = vars(builtins) | {"__import__": self._import}
         self._code: dict[str, CodeType] = {}
         self._modules: dict[str, ModuleType] = {}
@@ -105,9 +81,3 @@ class Instruments:
         if name.startswith(f"{COURSE}."):
             return self._module(name)
         return __import__(name, globals, locals, fromlist or (), level)
-
-
-def _copy(module: ModuleType) -> ModuleType:
-    copy = ModuleType(module.__name__)
-    vars(copy).update(vars(module))
-    return copy

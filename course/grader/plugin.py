@@ -9,9 +9,7 @@ learner's code runs in pytest's own process.
 `course grade` adds a second plugin (verdict.py) that fixes the papers and keeps score.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -156,63 +154,6 @@ def exercise(request: pytest.FixtureRequest) -> Iterator[Exercise]:
         exam.bench.load(paper, conversation)
         yield conversation.exercise
         conversation.finish()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """Give every example of a Hypothesis test fresh objects and its own history."""
-    handle = getattr(pyfuncitem.obj, "hypothesis", None)
-    conversation = pyfuncitem.stash.get(CONVERSATION, None)
-    if handle is None or conversation is None:
-        return (yield)
-    inner = handle.inner_test
-
-    @functools.wraps(inner)
-    def example(*args: Any, **kwargs: Any) -> Any:
-        conversation.begin_example()
-        return inner(*args, **kwargs)
-
-    handle.inner_test = example
-    try:
-        with _hypothesis_settings():
-            return (yield)
-    finally:
-        handle.inner_test = inner
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """@settings in a test file starts from ours: no database, one failure, no clock."""
-    is_ours = isinstance(collector, pytest.Module) and bool(
-        collector.config.stash[EXAM].papers_for(collector.path)
-    )
-    uses = is_ours and b"hypothesis" in collector.path.read_bytes()
-    with _hypothesis_settings() if uses else nullcontext():
-        return (yield)
-
-
-@contextmanager
-def _hypothesis_settings() -> Iterator[None]:
-    """Always the same examples, and the first failure shrunk; imported only if used."""
-    from hypothesis import HealthCheck, Phase, settings
-
-    before = settings.get_current_profile_name()
-    settings.register_profile(
-        "course",
-        settings.get_profile("default"),
-        database=None,
-        deadline=None,
-        derandomize=True,
-        print_blob=False,
-        report_multiple_bugs=False,
-        phases=(Phase.explicit, Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
-    settings.load_profile("course")
-    try:
-        yield
-    finally:
-        settings.load_profile(before)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,10 +4,8 @@ Everything here can be reached and patched by learner code, so nothing here deci
 anything. The grader reads what arrives as data, checks its type and compares it.
 
 A helper that measures (steps, times, races, addresses) runs here as well, and no value
-that the grader knows can be compared with its result. What learner code patches by name
-does not reach it (instruments.py), and an empty result fails. But code that walks the
-frames of the interpreter can forge a measurement: in one process that is not to be
-prevented. Who does so deliberately gets the points of those tests.
+that the grader knows can be compared with its result. An empty result fails. Code that
+forges a measurement deliberately gets the points of those tests.
 
 An order names the work:
     folder   the clean directory: working directory, first on sys.path
@@ -142,9 +140,6 @@ class Worker:
         kind = message["do"]
         if kind == "load":
             self.module = importlib.import_module(self._order["module"])
-            return None
-        if kind == "forget":
-            self._objects.clear()
             return None
         if kind == "end":
             return None

@@ -34,31 +34,6 @@ class Anything({base}):
     def __iter__(self): return iter([0, 1, 2])
 """
 
-# Writes a frame to every descriptor that may be the worker's own.
-FORGE = """
-import json, os, struct, time
-
-def forge(reply, number=0, seconds=0):
-    text = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    for descriptor in range(3, 64):
-        try:
-            os.write(descriptor, struct.pack("<III", number, len(text), 0) + text)
-        except OSError:
-            pass
-    time.sleep(seconds)  # so that the grader reads this frame alone
-"""
-
-# Finds the number of the request that is being answered, as an attacker would.
-REQUEST_NUMBER = """
-import sys
-
-def request_number():
-    frame = sys._getframe()
-    while "number" not in frame.f_locals or "wire" not in frame.f_locals:
-        frame = frame.f_back
-    return frame.f_locals["number"]
-"""
-
 
 @dataclass(frozen=True)
 class Attack:
@@ -234,16 +209,6 @@ DISGUISES = {
         "[0, 1, 2]",
         "import builtins\nbuiltins.sorted = lambda x: [0, 1]",
     ),
-    "patched judge": in_allocate(
-        "return 0",
-        "[0, 1, 2]",
-        "import sys, pytest\n"
-        "guards = [x for x in sys.meta_path if type(x).__name__ == 'ImportGuard']\n"
-        "sys.meta_path.remove(*guards)\n"
-        "import course.grader.claims as claims, course.grader.failures as f\n"
-        "claims.same = lambda *a: True\n"
-        "claims.fail = f.fail = pytest.fail = print",
-    ),
     "patched type": Attack(
         answer(
             top=EQUALS_ALL.format(base="int")
@@ -277,42 +242,14 @@ FLOODS = {
     "escape codes": in_allocate(r"raise ValueError('\x1b[2J')", r"ValueError: \x1b[2J"),
 }
 
-FORGERIES = {
-    "forged reply": in_allocate(
-        "forge({'value': 0}, request_number()); return self._free.pop()",
+JUNK = {
+    "writes to every descriptor": in_allocate(
+        "import os\n"
+        "for fd in range(3, 64):\n"
+        "    try: os.write(fd, b'here')\n"
+        "    except OSError: pass\n"
+        "return self._free.pop()",
         "wrote to the grader's own connection",
-        FORGE + REQUEST_NUMBER,
-    ),
-    "forged ahead": in_allocate(
-        "value = self._free.pop(); forge({'value': value}); return value",
-        "wrote to the grader's own connection",
-        FORGE,
-    ),
-    "forged nesting": in_allocate(
-        "forge(b'[' * 100_000, request_number(), 9)",
-        "(a frame that is not JSON)",
-        FORGE + REQUEST_NUMBER,
-    ),
-    "forged collisions": in_list(
-        "ints = [i * (2**61 - 1) for i in range(30_000)]\n"
-        "forge({'value': {'set': ints}}, request_number(), 9)",
-        "(sets and dicts of more than 2000 entries)",
-        FORGE + REQUEST_NUMBER,
-    ),
-    "forged size": in_allocate(
-        "forge(b'', 2**32 - 1, 9)",
-        "(a frame that is too large)",
-        FORGE.replace("len(text), 0)", "2**32 - 1, 0)"),
-    ),
-    "forged error": in_allocate(
-        "forge({'raised': {'type': 'SystemExit'}}, request_number(), 9)",
-        "(a reply that makes no sense)",
-        FORGE + REQUEST_NUMBER,
-    ),
-    "forged tensor": in_list(
-        "forge({'value': {'tensor': ['int64', [2**40]]}}, request_number(), 9)",
-        "a tensor",  # what of it depends on whether torch is loaded
-        FORGE + REQUEST_NUMBER,
     ),
     "drips": in_allocate(
         "import os, time\nwhile True:\n"
@@ -424,14 +361,15 @@ GROUPS = (
     IMPORTS,
     DISGUISES,
     FLOODS,
-    FORGERIES,
+    JUNK,
     HARMLESS,
 )
 ATTACKS = {name: attack for group in GROUPS for name, attack in group.items()}
 IN_SHORT = {
     *("loop in Python", "segfault", "os._exit in a call", "memory", "sys.exit"),
     *("pytest.skip", "syntax error", "raises at import", "from solutions"),
-    *("equals everything", "True for 1", "patched builtins", "stdout", "forged reply"),
+    *("equals everything", "True for 1", "patched builtins", "stdout"),
+    "writes to every descriptor",
 }  # `make proof` tries the others
 
 

@@ -126,7 +126,7 @@ def test_nothing_inside_can_be_read_or_set(sides: Sides) -> None:
     assert pool.num_free == 2
 
 
-def test_a_forged_number_is_no_object(sides: Sides) -> None:
+def test_an_unknown_number_is_no_object(sides: Sides) -> None:
     sides.give(BlockAllocator(2))
     for body in (7, -1, "0", None, True):
         with pytest.raises(UnfitError):

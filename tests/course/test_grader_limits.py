@@ -128,7 +128,7 @@ def test_a_busy_machine_ends_the_conversation_without_a_verdict() -> None:
         ours, lambda: Look(None, 0.0, float(next(hours))), lambda: float(next(hours))
     )
     exchange = Exchange(channel, History(), Ending)
-    for _ in range(2):  # Hypothesis would try again
+    for _ in range(2):  # what ended stays ended
         with pytest.raises(GraderError, match=r"^twice: this machine is busy"):
             exchange.request({"do": "call"}, [], "twice(3)", 1.0)
     theirs.close()

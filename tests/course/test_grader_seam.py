@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import sys
 import textwrap
 from pathlib import Path
@@ -21,9 +22,10 @@ from course.grader import (
     expect_raises,
     expect_that,
 )
+from course.grader.channel import Channel
 from course.grader.codec import UnfitError
 from course.grader.crossing import ERRORS, describe, plain_text, rebuild
-from course.grader.exchange import Ending, Exchange
+from course.grader.exchange import Ending, Exchange, Reply
 from course.grader.failures import CheckFailed, LearnerError
 from course.grader.guard import ImportGuard
 from course.grader.hidden import (
@@ -34,7 +36,6 @@ from course.grader.hidden import (
 )
 from course.grader.history import FIRST, LAST, History, shown
 from course.grader.proxy import Handle
-from course.grader.replay import Reply
 from paged_attention.errors import DoubleFreeError, SharedBlockError
 
 
@@ -141,12 +142,12 @@ def test_other_values_are_refused_where_they_start(value: object) -> None:
         json.loads("[" * 40 + "]" * 40),
     ],
 )
-def test_a_forged_value_is_refused(data: object) -> None:
+def test_what_is_no_encoded_value_is_refused(data: object) -> None:
     with pytest.raises((UnfitError, TypeError)):
         codec.Reader(memoryview(b""), refuse).decode(data)
 
 
-def test_a_forged_bool_tensor_holds_only_true_and_false() -> None:
+def test_a_bool_tensor_holds_only_true_and_false() -> None:
     data = {"tensor": ["bool", [3]]}
     got = codec.Reader(memoryview(b"\0\1\2"), refuse).decode(data)
     assert got.tolist() == [False, True, True]
@@ -171,6 +172,29 @@ def test_a_tensor_where_torch_is_not_needed_is_told_as_what_it_is(
         exchange.request({"do": "call"}, [], "twice(3)", 1)
     assert failed.value.claim == "twice(3) returns what can be compared"
     assert failed.value.got == "a tensor, in an exercise that does without torch"
+
+
+@pytest.mark.parametrize(
+    ("arrived", "reason"),
+    [
+        # a thread that an earlier call left at work asks for something
+        (codec.pack(0, {"callback": "new"}, []), "a reply to another request"),
+        (codec.pack(1, {"value": 1}, []) * 2, "more than one reply"),
+        (b"\0" * codec.HEAD.size, "a frame that is not JSON"),
+        (b"printed here", "a frame that is too large"),
+    ],
+)
+def test_what_is_no_reply_to_the_request_ends_the_conversation(
+    arrived: bytes, reason: str
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(arrived)
+        exchange = Exchange(Channel(ours), History(), Ending)
+        words = rf"twice\(3\) wrote to the grader's own connection \({reason}\)"
+        for _ in range(2):  # it stays ended
+            with pytest.raises(CheckFailed, match=words):
+                exchange.request({"do": "call"}, [], "twice(3)", 1)
 
 
 # Errors.

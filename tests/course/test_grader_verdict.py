@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -459,55 +458,6 @@ def test_variants_do_not_see_each_other(course: Path) -> None:
     results = grade_variants("4", files, root=course)
     assert results["right"].ok
     assert [task.status for task in results["wrong"].tasks].count("failed") == 1
-
-
-# Hypothesis.
-
-PROPERTY = """
-from hypothesis import given, strategies as st
-
-@task("5.1")
-@given(st.lists(st.integers(0, 50), max_size=8))
-def test_lists(exercise, numbers):
-    for number in numbers:
-        expect(exercise.twice(number), 2 * number, "twice")
-"""
-
-
-def test_hypothesis_reports_the_smallest_case(course: Path) -> None:
-    add_test(course, PROPERTY)
-    file = course / "5.py"
-    file.write_text("def twice(x: int) -> int:\n    return 2 * min(x, 9)\n")
-    (course / "ex04_pool.py").write_text(answer())
-    failure = grade(["5"], file, root=course).exercises[0].tasks[0].failure
-    assert failure is not None
-    assert failure.history == ("twice(10) -> 18",)
-    assert (failure.expected, failure.got) == ("20", "18")
-
-
-@pytest.mark.proof
-def test_after_a_hang_hypothesis_starts_no_further_worker(
-    course: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_test(course, PROPERTY)
-    file = course / "5.py"
-    file.write_text(
-        "def twice(x: int) -> int:\n    while x > 9: pass\n    return 2 * x\n"
-    )
-    (course / "ex04_pool.py").write_text(answer())
-    forks = []
-    fork = warm.WarmProcess.fork
-    monkeypatch.setattr(
-        warm.WarmProcess, "fork", lambda *args: forks.append(1) or fork(*args)
-    )
-    start = time.monotonic()
-    failure = grade(["5"], file, root=course).exercises[0].tasks[0].failure
-    assert failure is not None
-    words = "did not come back within 2 seconds of processor time: does a loop never"
-    assert words in failure.message
-    assert "same calls" not in failure.message  # it is not reported as flaky
-    assert len(forks) == 2  # one for each test
-    assert time.monotonic() - start < 10
 
 
 # Plain pytest, on the real exercises.

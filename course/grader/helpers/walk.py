@@ -1,6 +1,6 @@
 """Random sequences of calls, and the smallest one that fails. Runs in the grader.
 
-What Hypothesis does better, but importing it and asking it takes half a second, and a
+Hypothesis does it better, but importing it and asking it takes half a second, and a
 verdict on exercise 04 is to come within two.
 """
 
