@@ -151,8 +151,8 @@ def _execute(notebook: NotebookNode, chapter: Chapter, progress: Progress) -> No
         resources={"metadata": {"path": str(chapter.notebook.parent)}},
         on_cell_start=on_cell_start,
     )
-    # The kernel is reached by sockets in a folder of its own, not by free ports: another
-    # program may have taken such a port by the time that the kernel opens it.
+    # The kernel is reached by sockets in a folder of its own, not by free ports:
+    # another program may have taken such a port by the time that the kernel opens it.
     with tempfile.TemporaryDirectory() as folder:
         sockets = {"transport": "ipc", "ip": f"{folder}/kernel"}
         client.config = Config(KernelManager=sockets)
