@@ -144,7 +144,7 @@ def check_imports() -> None:
     names += ", triton" if sys.platform == "linux" else ""
     if subprocess.run([*RUN, "-c", f"import {names}"], check=False).returncode != 0:
         sys.exit(
-            "What was installed cannot be imported; the error stands above.\n"
+            "What was installed cannot be imported; the error is above.\n"
             f"To start anew: rm -r {VENV} && make setup"
         )
 
@@ -181,7 +181,7 @@ def pip(*arguments: str, check: bool = True) -> bool:
     command = [*RUN, "-m", "pip", *arguments, "--disable-pip-version-check"]
     code = subprocess.run(command, check=False).returncode
     if check and code != 0:
-        sys.exit("pip failed, its message stands above. To try again: make setup")
+        sys.exit("pip failed, its message is above. To try again: make setup")
     return code == 0
 
 

@@ -40,11 +40,11 @@ class _Patience:
 
     pause: float  # seconds between two looks
     looks: int  # in a row
-    looks_elsewhere: int  # the same where the system does not tell who sleeps
 
 
-_WAITS = _Patience(0.00001, 2, 100)  # for a lock, perhaps of the other call
-_STUCK = _Patience(0.05, 20, 100)  # for one that nobody gives back
+_WAITS = _Patience(0.00001, 2)  # for a lock, perhaps of the other call
+_STUCK = _Patience(0.05, 20)  # for a lock that no call gives back
+_LOOKS_ELSEWHERE = 100  # where the system does not say which threads sleep
 
 _COURSE = os.path.dirname(__file__) + os.sep  # nothing is stopped or counted in here
 _KNOWN = compile("seen = True", "<known to run>", "exec")
@@ -310,7 +310,7 @@ class _OtherThread:
             asleep, place = self._is_asleep(), self._place()
             moves = asleep is False or place != last_place or self.is_watching
             looks, last_place = (0 if moves else looks + 1), place
-            most = patience.looks_elsewhere if asleep is None else patience.looks
+            most = _LOOKS_ELSEWHERE if asleep is None else patience.looks
             if looks >= most:
                 return False
         self._busy.release()

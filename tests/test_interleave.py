@@ -146,7 +146,7 @@ def test_two_locks_in_opposite_order_are_stuck_in_some_run():
 
 
 def test_a_call_that_gets_no_processor_is_not_stuck(monkeypatch):
-    monkeypatch.setattr(interleave, "_STUCK", interleave._Patience(0.001, 3, 3))
+    monkeypatch.setattr(interleave, "_STUCK", interleave._Patience(0.001, 3))
     assert isinstance(in_another_thread(lambda: time.sleep(0.5)).error, StuckError)
     # The system says of a thread that waits for its turn that it runs.
     monkeypatch.setattr(interleave._OtherThread, "_is_asleep", lambda self: False)
@@ -154,7 +154,7 @@ def test_a_call_that_gets_no_processor_is_not_stuck(monkeypatch):
 
 
 def test_a_first_call_that_waits_for_a_long_second_one_is_not_stuck(monkeypatch):
-    monkeypatch.setattr(interleave, "_STUCK", interleave._Patience(0.001, 3, 3))
+    monkeypatch.setattr(interleave, "_STUCK", interleave._Patience(0.001, 3))
 
     def takes_long(counter):
         return sum(sum(range(1_000)) for _ in range(10_000))

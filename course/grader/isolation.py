@@ -26,7 +26,7 @@ MAX_OPEN_FILES = 128  # in each process
 MAX_TASKS = 64  # processes and threads of one worker, itself included
 
 # New for the warm process and its workers: users and processes; mounts; what System V
-# leaves behind; a network with nobody on it.
+# leaves behind; a network with no other machine on it.
 _CLONE_USER_AND_PID, _CLONE_REST = 0x30000000, 0x48020000
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
 _PR_SET_CHILD_SUBREAPER = 36

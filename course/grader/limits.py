@@ -2,8 +2,8 @@
 
 Two clocks can end a call. One counts the processor time of the worker and of its
 children. The other counts sleep: time in which they neither ran nor waited for a
-processor, and the grader did not either; a lock that nobody gives back, or `sleep`. On
-a busy machine both stand still, so the wall clock comes last and accuses nobody.
+processor, and the grader did not either; a lock that is never given back, or `sleep`.
+On a busy machine both stop, so the wall clock comes last and blames the machine.
 
 Where the system does not tell these times (macOS), the wall clock alone is left.
 """
