@@ -140,3 +140,13 @@ def test_a_count_says_what_is_counted(tmp_path):
     failure = wrong("7.1", "the_rest_has_a_hash", tmp_path)
     words = "number of hashes: one for each full block of 4 in 1 token"
     assert failure.claim == words
+
+
+def test_none_that_says_nobody_is_admitted_asks_for_no_return(tmp_path):
+    solution = load().chapter(12).solution_path.read_text(encoding="utf-8")
+    changed = solution.replace(
+        "if owed > self.pool.num_free:", "if owed >= self.pool.num_free:"
+    )
+    assert changed != solution
+    failure = failure_of("12.1", changed, tmp_path)
+    assert (failure.expected, failure.got) == ("'A'", "None, so no group was admitted")
