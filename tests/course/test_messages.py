@@ -142,11 +142,15 @@ def test_a_count_says_what_is_counted(tmp_path):
     assert failure.claim == words
 
 
-def test_none_that_says_nobody_is_admitted_asks_for_no_return(tmp_path):
+@pytest.mark.parametrize(
+    ("find", "replace", "got"),
+    [
+        ("if owed > self.pool", "if owed >= self.pool", "None, and it still waits"),
+        ("        return group\n", "", "None, but it runs: is a `return` missing?"),
+    ],
+)
+def test_none_from_admit_next_says_whether_the_group_runs(tmp_path, find, replace, got):
     solution = load().chapter(12).solution_path.read_text(encoding="utf-8")
-    changed = solution.replace(
-        "if owed > self.pool.num_free:", "if owed >= self.pool.num_free:"
-    )
-    assert changed != solution
-    failure = failure_of("12.1", changed, tmp_path)
-    assert (failure.expected, failure.got) == ("'A'", "None, so no group was admitted")
+    assert solution.count(find) == 1
+    failure = failure_of("12.1", solution.replace(find, replace), tmp_path)
+    assert (failure.expected, failure.got) == ("'A'", got)

@@ -31,8 +31,10 @@ def expect_status(stage, name, status, claim):
 
 def expect_admitted(stage, name, claim):
     got = stage.admit_next()
-    if got is None and name is not None:  # a value like others: no `return` is missing
-        fail(claim, expected=repr(name), got="None, so no group was admitted")
+    if got is None and name is not None:  # None is a value like others here
+        runs = name in stage.state["running"]
+        what = "but it runs: is a `return` missing?" if runs else "and it still waits"
+        fail(claim, expected=repr(name), got=f"None, {what}")
     expect(got, name, claim)
 
 
