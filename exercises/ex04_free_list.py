@@ -71,7 +71,7 @@ come, counts as a find as well.
 Your function is called with hidden classes: some are right, and hand out blocks in
 different orders; each of the others breaks one promise. It must find every wrong one
 and accuse no right one. Speed and threads are not tested. 2,000 calls of methods are
-plenty; your function has 5 seconds for each class.
+plenty; for each class your function has 50,000 calls and 5 seconds.
 """
 
 from paged_attention.errors import DoubleFreeError, OutOfBlocksError
@@ -115,4 +115,4 @@ def check_allocator(allocator_class: type) -> None:
     raise NotImplementedError("exercise 4.5: find every broken promise, accuse nobody else")
 
 
-# pristine stub, sha256 of the lines above: f22dad37e242258f
+# pristine stub, sha256 of the lines above: a479edc5231c4b3c

@@ -140,3 +140,17 @@ def test_a_count_says_what_is_counted(tmp_path):
     failure = wrong("7.1", "the_rest_has_a_hash", tmp_path)
     words = "number of hashes: one for each full block of 4 in 1 token"
     assert failure.claim == words
+
+
+@pytest.mark.parametrize(
+    ("find", "replace", "got"),
+    [
+        ("if owed > self.pool", "if owed >= self.pool", "None, and it still waits"),
+        ("        return group\n", "", "None, but it runs: is a `return` missing?"),
+    ],
+)
+def test_none_from_admit_next_says_whether_the_group_runs(tmp_path, find, replace, got):
+    solution = load().chapter(12).solution_path.read_text(encoding="utf-8")
+    assert solution.count(find) == 1
+    failure = failure_of("12.1", solution.replace(find, replace), tmp_path)
+    assert (failure.expected, failure.got) == ("'A'", got)

@@ -726,7 +726,8 @@ def test_the_tail_is_evicted_before_the_head(exercise):
         ids = run(index, tokens(12))
         index.release(ids)
         index.allocate_many(taken)
-        claim = f"{taken} of the blocks {ids} were evicted, from the end"
+        claim = f"{ids} were released in one call, and {taken} had to be evicted: the "
+        claim += "last ones of the sequence go first, so the others are still found"
         expect(index.match(tokens(13)), ids[: 3 - taken], claim)
 
 
@@ -909,7 +910,8 @@ def test_a_twin_of_a_known_block_is_free_at_once(exercise):
     index, pool = small_index(exercise, 4)
     ids = run(index, tokens(4))
     twin = run(index, tokens(4))
-    expect_that(twin != ids, "a block of its own", got=twin, expected=f"not {ids}")
+    claim = "3 blocks are free: allocate_many(1) returns none that is in use"
+    expect_that(twin != ids, claim, got=twin, expected=f"another block than {ids}")
     index.release(twin)
     expect(pool.num_free, 3, "the index holds the older block, not this one")
     index.release(ids)
