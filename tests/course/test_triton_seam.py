@@ -49,6 +49,7 @@ task = [
 """
 
 SOLUTION = """\
+'shift writes x.'
 import torch
 import triton
 import triton.language as tl
