@@ -173,6 +173,7 @@ def test_a_trace_ends_in_a_table_and_a_file(tmp_path):
     assert len(written["workloads"][0]["figures"]) == 11
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [

@@ -107,6 +107,7 @@ def test_a_cell_that_raises_fails_the_build_by_name(chapters):
     assert chapters[1].notebook.read_text() == "as it was"
 
 
+@pytest.mark.proof
 def test_a_cell_that_kills_the_kernel_fails_the_build_by_name(chapters):
     write_source(chapters[1], "\nimport os; os._exit(1)")
     assert "cell 1 (import os; os._exit(1)): the kernel died" in failure_of(chapters[1])
@@ -129,6 +130,7 @@ def test_ctrl_c_while_a_cell_runs_ends_the_build_in_order(chapters, tiny_course)
     assert not chapters[1].notebook.exists()
 
 
+@pytest.mark.proof
 def test_what_cannot_be_stable_fails_the_build(chapters):
     write_source(
         chapters[1],
@@ -145,6 +147,7 @@ def test_what_cannot_be_stable_fails_the_build(chapters):
     assert not chapters[1].notebook.exists()
 
 
+@pytest.mark.proof
 def test_a_traceback_shows_paths_from_the_root(chapters, tiny_course):
     code = "import paged_attention.pool as pool; pool.Pool(1).take(7)"
     write_source(chapters[1], f' tags=["raises-exception"]\n{code}')
@@ -159,6 +162,7 @@ def test_a_chapter_without_source_fails_the_build(chapters):
     assert "chapters/src/01_goodbye.md is missing" in failure_of(chapters[1])
 
 
+@pytest.mark.proof
 def test_triton_is_not_interpreted_unless_the_chapter_says_so(chapters, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     write_source(chapters[1], "\nimport os\nprint(os.environ.get('TRITON_INTERPRET'))")

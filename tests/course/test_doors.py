@@ -86,7 +86,16 @@ def test_a_deleted_working_directory_is_said_in_a_line(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        *(
+            pytest.param(each, marks=pytest.mark.proof)
+            for each in (">&-", "2>&-", "<&-")
+        ),
+        "<&- >&- 2>&-",
+    ],
+)
 def test_closed_streams_change_neither_verdict_nor_exit_code(checkout, closed):
     json = checkout / "out.json"
     command = f'"{sys.executable}" -m course grade 0 --target solutions --json out.json'
