@@ -5,6 +5,7 @@ import signal
 import site
 import subprocess
 import sys
+from shlex import quote
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_one_checkouts_command_refuses_to_work_in_another(checkout):
         code, said = course(["grade", "4"], cwd, [str(ROOT / "course/__main__.py")])
         assert code == 2
         assert f"works on {ROOT}, but you are using {checkout}\n" in said
-        assert f"cd {ROOT} && .venv/bin/course grade 4\n" in said
+        assert f"cd {quote(str(ROOT))} && .venv/bin/course grade 4\n" in said
         assert f"cd '{checkout}' && make setup && .venv/bin/course grade 4\n" in said
     assert course(["status"], checkout / "course", [str(checkout / "course")])[0] == 0
 
@@ -82,7 +83,7 @@ def test_a_deleted_working_directory_is_said_in_a_line(tmp_path):
     done = subprocess.run(
         ["sh", "-c", command, *start], cwd=tmp_path, capture_output=True, text=True
     )
-    told = f"course: the working directory was deleted; type: cd {ROOT}\n"
+    told = f"course: the working directory was deleted; type: cd {quote(str(ROOT))}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 

@@ -90,7 +90,7 @@ def test_with_tiny_files_nothing_is_recorded(checkout: Path) -> None:
 
     Nor would bytecode, which Python cuts short, and fails to read when it comes again.
     """
-    command = f"exec {sys.executable} -m course grade 0 --target solutions"
+    command = f'exec "{sys.executable}" -m course grade 0 --target solutions'
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     run = subprocess.run(
